@@ -1,0 +1,67 @@
+SHELL := bash
+BUF := .tools/venv/bin/buf
+
+.PHONY: help run check test cargo-test lint proto mutants-core mutants soak figures tools stubs clean-tools
+
+help: ## Show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: ## Serve examples/tidegate.toml
+	cargo run --release -p tidegate-server -- serve --config examples/tidegate.toml
+
+check: ## Type-check everything, in seconds
+	cargo check --workspace --all-targets
+
+# Its last lines tell how long each step took, also when one failed.
+test: ## All that CI runs: tools, lint, proto, cargo-test, mutants-core
+	@report='Time of each step:'; trap 'echo "$$report"' EXIT; \
+	for step in tools lint proto cargo-test mutants-core; do \
+		start=$$SECONDS; \
+		$(MAKE) --no-print-directory $$step && end=ok || end=FAILED; \
+		report+=$$(printf '\n%6d s  %-12s  %s' $$((SECONDS - start)) $$step $$end); \
+		[[ $$end == ok ]] || exit 1; \
+	done
+
+cargo-test: export TIDEGATE_TESTS := ci
+cargo-test: ## Run the tests in CI's sizes (plain cargo test: the quick ones)
+	cargo test --workspace
+
+# $(call component,NAME,COMMAND): runs COMMAND if the Rust component NAME is there or can be added.
+define component
+	@if cargo $(firstword $(2)) --version >/dev/null 2>&1 || rustup component add $(1); \
+	then set -x; cargo $(2); \
+	else echo 'SKIPPED: cargo $(2) (no $(1) here, and rustup could not add it)'; fi
+endef
+
+lint: ## Check format, clippy and docs; any warning fails
+	$(call component,rustfmt,fmt --all --check)
+	$(call component,clippy,clippy --workspace --all-targets -- -D warnings)
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --workspace
+
+proto: tools ## Check the protos: lint, format, nothing broken since branch main
+	$(BUF) lint
+	$(BUF) format --diff --exit-code
+	@if git ls-tree -r --name-only main proto/ 2>/dev/null | grep -q '\.proto$$'; \
+	then set -x; $(BUF) breaking --against '.git#branch=main'; \
+	else echo 'SKIPPED: buf breaking (no branch main with protos here)'; fi
+
+mutants-core: ## Plant the bugs of tests/mutants/ that are in the core: a test must see each
+	tests/mutants/run.sh core
+
+mutants: ## Plant all of them
+	tests/mutants/run.sh
+
+soak: ## Run the tests in their largest sizes, for hours
+	TIDEGATE_TESTS=soak cargo test --release --workspace
+
+figures: ## Measure the figures of README
+	tests/figures.sh
+
+tools: ## Bring buf, gRPC for Python and its stubs into .tools/ (quick if there)
+	@scripts/tools.sh
+
+stubs: ## The same, with the Python stubs made anew
+	@scripts/tools.sh stubs
+
+clean-tools: ## Remove .tools/
+	rm -rf .tools

@@ -1,0 +1,278 @@
+//! What is asked of a bulkhead, and what it answers: plain values.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::id::{FencingToken, RequestKey, WaiterId};
+use crate::time::Instant;
+
+/// An answer, and what else happened on the way: others were granted or refused. The caller owes each effect its
+/// delivery, in order.
+#[derive(Debug, PartialEq)]
+#[must_use]
+pub struct Step<T> {
+    /// To the one who called.
+    pub answer: T,
+    /// To the waiters it concerns.
+    pub effects: Vec<Effect>,
+}
+
+/// What a call did to a waiter other than its own.
+#[derive(Debug, PartialEq)]
+pub enum Effect {
+    /// Its turn came.
+    Granted(WaiterId, Grant),
+    /// Its wait is over.
+    Refused(WaiterId, Refusal),
+}
+
+/// How urgent a request is: its rank moves its place by whole `aging_step`s (R2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Priority {
+    /// Rank 0.
+    Critical,
+    /// Rank 1.
+    #[default]
+    Normal,
+    /// Rank 2.
+    Sheddable,
+}
+
+/// A request for permits.
+#[derive(Clone, Debug)]
+pub struct Acquire {
+    /// How many, at least 1; more than the ceiling is refused.
+    pub permits: u32,
+    /// How urgent.
+    pub priority: Priority,
+    /// The longest wait; `None` is the bulkhead's, which bounds it from above anyway. Zero: do not wait.
+    pub max_wait: Option<Duration>,
+    /// The call's own deadline; a call past it is never granted.
+    pub deadline: Option<Instant>,
+    /// When to answer at the latest so that the caller hears it before its deadline.
+    pub answer_by: Option<Instant>,
+    /// How long the lease lasts unless renewed; `None` is the bulkhead's.
+    pub ttl: Option<Duration>,
+    /// Recognises repeats (R8).
+    pub request: Option<RequestKey>,
+    /// Hash of what a repeat must not change (permits, partition and ttl as sent); the core only compares it.
+    pub fingerprint: u64,
+    /// The key that cools down together, for operators to see; `None` is the bulkhead's own name.
+    pub partition: Option<Box<str>>,
+    /// Who asks, for operators to see.
+    pub holder: Holder,
+}
+
+/// Who asks or has a lease, as operators see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// What the client calls itself; may be empty.
+    pub name: Box<str>,
+    /// Where it was asked from.
+    pub address: Option<SocketAddr>,
+}
+
+/// The answer to an [`Acquire`].
+#[derive(Debug, PartialEq)]
+pub enum Decision {
+    /// Go.
+    Granted(Grant),
+    /// No, and why.
+    Refused(Refusal),
+    /// In the queue. An [`Effect`] will tell; until then the call may [`leave`](crate::Bulkhead::leave).
+    Queued(WaiterId),
+}
+
+/// A lease, as its holder is told of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// Names the lease within its bulkhead.
+    pub token: FencingToken,
+    /// The lowest token that may still be live; may lag, never leads.
+    pub floor: FencingToken,
+    /// How many permits it holds.
+    pub permits: u32,
+    /// How long it lasts unless renewed.
+    pub ttl: Duration,
+    /// When it was granted.
+    pub granted_at: Instant,
+    /// A repeat was answered with it, which renewed it.
+    pub replayed: bool,
+}
+
+/// Why a request is refused. Public: the names on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// No permit free, and no waiting wanted or allowed.
+    ConcurrencyCapacityExhausted,
+    /// The queue is full.
+    QueueFull,
+    /// Waited to the end, or past the deadline on arrival.
+    WaitTimeout,
+    /// No bulkhead has that name.
+    BulkheadNotFound,
+    /// A field is out of its range.
+    InvalidField,
+    /// More permits than the limit may ever be.
+    PermitsExceedCeiling,
+    /// A repeat asks for something else than the first did.
+    RequestIdReused,
+    /// A repeat took this call's place.
+    Superseded,
+    /// The request id's lease has ended, or it was withdrawn.
+    RequestIdSpent,
+}
+
+impl Reason {
+    /// All of them, in the order of their totals.
+    pub const ALL: [Self; 9] = [
+        Self::ConcurrencyCapacityExhausted,
+        Self::QueueFull,
+        Self::WaitTimeout,
+        Self::BulkheadNotFound,
+        Self::InvalidField,
+        Self::PermitsExceedCeiling,
+        Self::RequestIdReused,
+        Self::Superseded,
+        Self::RequestIdSpent,
+    ];
+
+    /// Its name on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ConcurrencyCapacityExhausted => "CONCURRENCY_CAPACITY_EXHAUSTED",
+            Self::QueueFull => "QUEUE_FULL",
+            Self::WaitTimeout => "WAIT_TIMEOUT",
+            Self::BulkheadNotFound => "BULKHEAD_NOT_FOUND",
+            Self::InvalidField => "INVALID_FIELD",
+            Self::PermitsExceedCeiling => "PERMITS_EXCEED_CEILING",
+            Self::RequestIdReused => "REQUEST_ID_REUSED",
+            Self::Superseded => "SUPERSEDED",
+            Self::RequestIdSpent => "REQUEST_ID_SPENT",
+        }
+    }
+}
+
+/// A refusal with the numbers it was decided on. A value, not an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why.
+    pub reason: Reason,
+    /// The limit in force.
+    pub limit: u32,
+    /// Permits granted and not given back.
+    pub running: u32,
+    /// Waiters in the queue.
+    pub queued: u32,
+    /// When to come back, at the earliest, without spread; `None` when coming back later does not help.
+    pub hint: Option<Duration>,
+    /// Which field is wrong, for the reasons that speak of one.
+    pub invalid: Option<Invalid>,
+}
+
+/// A value outside its range.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invalid {
+    /// The field or setting.
+    pub field: &'static str,
+    /// What would be right, for people: `"1 to 16"`.
+    pub allowed: String,
+}
+
+impl std::fmt::Display for Invalid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} must be {}", self.field, self.allowed)
+    }
+}
+
+/// What a renewal found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Renewal {
+    /// The ttl has started anew, and the permits are in the count.
+    Renewed {
+        /// How long from now.
+        ttl: Duration,
+        /// The lowest token that may still be live.
+        floor: FencingToken,
+    },
+    /// Released before.
+    Released,
+    /// Expired before.
+    Expired,
+    /// No longer remembered.
+    Ended,
+}
+
+/// What a release found (R7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// Live until now; its permits are free.
+    Released,
+    /// Released before.
+    AlreadyReleased,
+    /// Expired before.
+    Expired,
+    /// A waiter was withdrawn.
+    Withdrawn,
+    /// No longer remembered.
+    Ended,
+    /// Never seen.
+    Unknown,
+}
+
+/// A live lease, as operators see it.
+#[derive(Debug)]
+pub struct HeldLease<'a> {
+    /// Names it within its bulkhead.
+    pub token: FencingToken,
+    /// How many permits it holds.
+    pub permits: u32,
+    /// Its partition; `None` is the bulkhead's own name.
+    pub partition: Option<&'a str>,
+    /// Who has it.
+    pub holder: &'a Holder,
+    /// Since when.
+    pub granted_at: Instant,
+    /// When it ends unless renewed.
+    pub end: Instant,
+}
+
+/// How a bulkhead stands (R16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The limit in force.
+    pub limit: u32,
+    /// Permits granted and not given back.
+    pub running: u32,
+    /// Waiters in the queue.
+    pub queued: u32,
+    /// What happened so far.
+    pub totals: Totals,
+}
+
+/// Counts that only grow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Leases whose holder was told, replays not counted.
+    pub granted: u64,
+    /// Requests that were queued.
+    pub waited: u64,
+    /// Requests that were queued or refused, each counted once (W12).
+    pub held_back: u64,
+    /// Leases that expired.
+    pub expired: u64,
+    /// Ended leases and spent request ids forgotten before their time, for want of room.
+    pub forgotten: u64,
+    refused: [u64; Reason::ALL.len()],
+}
+
+impl Totals {
+    /// Refusals for that reason.
+    pub fn refused(&self, reason: Reason) -> u64 {
+        self.refused[reason as usize]
+    }
+
+    pub(crate) fn count_refused(&mut self, reason: Reason) {
+        self.refused[reason as usize] += 1;
+    }
+}

@@ -1,0 +1,126 @@
+//! The live leases of a bulkhead and when they end (R6).
+//!
+//! Lease ends stand still while the server does. They are kept on a clock of their own, which runs behind the server's
+//! by all the gaps so far, so forgiving a gap is one addition however many leases there are.
+
+use std::time::Duration;
+
+use slab::Slab;
+
+use crate::decision::{HeldLease, Holder};
+use crate::ends::Ends;
+use crate::id::{FencingToken, RequestKey};
+use crate::time::{Instant, Stall};
+
+/// After a stall no lease falls due for this long, or for the gap if that is shorter: renewals that were in the sockets
+/// are read first.
+const MOST_QUIET: Duration = Duration::from_millis(500);
+
+/// A grant that has not ended.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) token: FencingToken,
+    pub(crate) permits: u32,
+    pub(crate) ttl: Duration,
+    pub(crate) granted_at: Instant,
+    pub(crate) request: Option<RequestKey>,
+    pub(crate) partition: Option<Box<str>>,
+    pub(crate) holder: Holder,
+    /// Somebody was told of it: it can no longer count as never granted.
+    pub(crate) told: bool,
+}
+
+/// All live leases.
+#[derive(Debug, Default)]
+pub(crate) struct Leases {
+    leases: Slab<Lease>,
+    /// On the leases' own clock.
+    ends: Ends,
+    running: u32,
+    /// How far the leases' clock runs behind.
+    forgiven: Duration,
+    quiet_until: Instant,
+}
+
+impl Leases {
+    /// The permits of all of them.
+    pub(crate) fn running(&self) -> u32 {
+        self.running
+    }
+
+    pub(crate) fn get(&self, slot: u32) -> &Lease {
+        &self.leases[slot as usize]
+    }
+
+    pub(crate) fn get_mut(&mut self, slot: u32) -> &mut Lease {
+        &mut self.leases[slot as usize]
+    }
+
+    /// The slot that the next lease will be in.
+    #[allow(clippy::cast_possible_truncation)] // at most MAX_CEILING leases
+    pub(crate) fn vacant(&self) -> u32 {
+        self.leases.vacant_key() as u32
+    }
+
+    pub(crate) fn insert(&mut self, now: Instant, lease: Lease) {
+        let slot = self.vacant();
+        self.running += lease.permits;
+        self.ends.insert(slot, now + lease.ttl - self.forgiven);
+        self.leases.insert(lease);
+    }
+
+    pub(crate) fn remove(&mut self, slot: u32) -> Lease {
+        self.ends.remove(slot);
+        let lease = self.leases.remove(slot as usize);
+        self.running -= lease.permits;
+        lease
+    }
+
+    /// Starts its ttl anew.
+    pub(crate) fn renew(&mut self, now: Instant, slot: u32) {
+        self.ends.update(slot, now + self.leases[slot as usize].ttl - self.forgiven);
+    }
+
+    /// Its end has come.
+    pub(crate) fn is_due(&self, now: Instant, slot: u32) -> bool {
+        now >= self.quiet_until && self.ends.get(slot) <= now - self.forgiven
+    }
+
+    /// One whose end has come.
+    pub(crate) fn first_due(&self, now: Instant) -> Option<u32> {
+        self.ends.first().map(|(_, slot)| slot).filter(|&slot| self.is_due(now, slot))
+    }
+
+    /// When the next one falls due.
+    pub(crate) fn first_end(&self) -> Option<Instant> {
+        self.ends.first().map(|(end, _)| (end + self.forgiven).max(self.quiet_until))
+    }
+
+    /// Moves all ends by what is new in `stall`, and nothing else.
+    pub(crate) fn forgive(&mut self, stall: Stall) {
+        self.forgiven = stall.total;
+        self.quiet_until = self.quiet_until.max(stall.resumed + stall.gap.min(MOST_QUIET));
+    }
+
+    /// All gaps forgiven so far.
+    pub(crate) fn forgiven(&self) -> Duration {
+        self.forgiven
+    }
+
+    /// As operators see it.
+    pub(crate) fn held(&self, slot: u32) -> HeldLease<'_> {
+        let Lease { token, permits, granted_at, partition, holder, .. } = self.get(slot);
+        HeldLease {
+            token: *token,
+            permits: *permits,
+            partition: partition.as_deref(),
+            holder,
+            granted_at: *granted_at,
+            end: self.ends.get(slot) + self.forgiven,
+        }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &Lease)> {
+        self.leases.iter()
+    }
+}
