@@ -85,7 +85,16 @@ impl Bulkhead {
         if is_first && self.fits(ask.permits) {
             let Acquire { permits, request, partition, holder, .. } = ask;
             let granted_at = now;
-            let lease = Lease { token: FencingToken::default(), permits, ttl, granted_at, request, partition, holder, told: true };
+            let lease = Lease {
+                token: FencingToken::default(),
+                permits,
+                ttl,
+                granted_at,
+                request,
+                partition,
+                holder,
+                told: true,
+            };
             let grant = self.grant(lease);
             self.totals.granted += 1;
             if let Some(key) = request {
@@ -291,10 +300,15 @@ impl Bulkhead {
     /// The server itself stood still: lease ends move by what is new in `stall`, waits do not (R6). Comes before any
     /// other call that follows the gap; does nothing when there is no new gap.
     pub fn forgive(&mut self, stall: Stall) {
-        if stall.total > self.leases.forgiven() {
+        if stall.total > self.forgiven() {
             self.leases.forgive(stall);
             self.grants_resume = Some(stall.resumed + GRANT_PAUSE);
         }
+    }
+
+    /// All gaps forgiven so far.
+    pub fn forgiven(&self) -> Duration {
+        self.leases.forgiven()
     }
 
     /// Does what is due. Spurious calls are harmless.
@@ -314,6 +328,11 @@ impl Bulkhead {
     /// How it stands, as of the last call that was handed the time.
     pub fn status(&self) -> Status {
         Status { limit: self.limit, running: self.leases.running(), queued: self.queued(), totals: self.totals }
+    }
+
+    /// The token of the latest grant, or the one it was made with.
+    pub fn last_token(&self) -> FencingToken {
+        self.ledger.last()
     }
 
     /// What was decided about it.

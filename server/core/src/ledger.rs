@@ -83,6 +83,11 @@ impl Ledger {
         self.first += 1;
     }
 
+    /// The token granted last, or the one the ledger began after.
+    pub(crate) fn last(&self) -> FencingToken {
+        FencingToken::from_u64(self.first + self.ring.len() as u64 - 1)
+    }
+
     /// What became of it.
     pub(crate) fn fate(&self, token: FencingToken) -> Fate {
         let token = token.as_u64();
@@ -223,7 +228,10 @@ mod tests {
         let tokens: Vec<_> = (0..3).map(|slot| ledger.grant(slot)).collect();
         let early: u64 = tokens.iter().map(|&token| ledger.end(at(0), token, Fate::Released, 2)).sum();
         assert_eq!(early, 1);
-        assert_eq!(tokens.iter().map(|&token| ledger.fate(token)).collect::<Vec<_>>(), [Fate::Forgotten, Fate::Released, Fate::Released]);
+        assert_eq!(
+            tokens.iter().map(|&token| ledger.fate(token)).collect::<Vec<_>>(),
+            [Fate::Forgotten, Fate::Released, Fate::Released]
+        );
     }
 
     #[test]

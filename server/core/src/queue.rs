@@ -150,8 +150,7 @@ impl Queue {
     pub(crate) fn push(&mut self, newcomer: Newcomer) -> WaiterId {
         let Newcomer { order, end, priority, permits, ttl, request, partition, holder } = newcomer;
         let call = self.next_number();
-        let waiter =
-            Waiter { call, order, priority, permits, ttl, request, partition, holder, stand: Stand::Aside };
+        let waiter = Waiter { call, order, priority, permits, ttl, request, partition, holder, stand: Stand::Aside };
         #[allow(clippy::cast_possible_truncation)] // at most MAX_QUEUED waiters
         let slot = self.waiters.insert(waiter) as u32;
         self.ends.insert(slot, end);

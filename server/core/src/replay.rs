@@ -101,8 +101,12 @@ mod tests {
         let mut replay = Replay::default();
         let key = |request| RequestKey { identity: 0, request };
         let keep = Duration::from_secs(10);
-        let early: u64 = (1..=3).map(|request| replay.spend(Instant::ORIGIN, key(request), Release::Expired, keep, 2)).sum();
-        assert_eq!((early, replay.get(key(1)), replay.get(key(3))), (1, None, Some((Seen::Spent(Release::Expired), 0))));
+        let early: u64 =
+            (1..=3).map(|request| replay.spend(Instant::ORIGIN, key(request), Release::Expired, keep, 2)).sum();
+        assert_eq!(
+            (early, replay.get(key(1)), replay.get(key(3))),
+            (1, None, Some((Seen::Spent(Release::Expired), 0)))
+        );
         replay.forget(Instant::ORIGIN + Duration::from_secs(9), 9);
         assert_eq!(replay.get(key(3)), Some((Seen::Spent(Release::Expired), 0)));
         replay.forget(Instant::ORIGIN + keep, 9);

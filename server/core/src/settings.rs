@@ -152,12 +152,7 @@ fn number(field: &'static str, value: u32, least: u32, most: u32) -> Result<u32,
 }
 
 /// `value`, in whole milliseconds, if it is within `least..=most`.
-pub(crate) fn span(
-    field: &'static str,
-    value: Duration,
-    least: Duration,
-    most: Duration,
-) -> Result<Duration, Invalid> {
+pub(crate) fn span(field: &'static str, value: Duration, least: Duration, most: Duration) -> Result<Duration, Invalid> {
     if (least..=most).contains(&value) {
         #[allow(clippy::cast_possible_truncation)] // at most an hour
         Ok(Duration::from_millis(value.as_millis() as u64))

@@ -1,0 +1,71 @@
+//! Plain values that the oracle works on, and what can be told from one of them alone. Times are nanoseconds.
+
+use tidegate_core::{Reason, Release};
+
+pub const MS: u64 = 1_000_000;
+pub const SECOND: u64 = 1_000 * MS;
+
+/// The settings of a bulkhead.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Rules {
+    pub limit: u32,
+    pub ceiling: u32,
+    pub max_queued: usize,
+    pub max_wait: u64,
+    pub aging_step: u64,
+    pub ttl: u64,
+    pub max_ttl: u64,
+}
+
+/// A request for permits.
+#[derive(Clone, Debug, Default)]
+pub struct Ask {
+    pub permits: u32,
+    pub rank: u64,
+    pub max_wait: Option<u64>,
+    pub deadline: Option<u64>,
+    pub answer_by: Option<u64>,
+    pub ttl: Option<u64>,
+    pub request: Option<u64>,
+    pub print: u64,
+}
+
+/// What a request for permits is told. Who is queued gets a number: how many were queued before.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    Granted { token: u64, permits: u32, ttl: u64, granted_at: u64, replayed: bool },
+    Refused { reason: Reason, limit: u32, running: u32, queued: usize },
+    Queued(usize),
+}
+
+/// How far a request has come.
+#[derive(Clone, Debug, PartialEq)]
+pub enum State {
+    Waiting { number: usize, end: u64 },
+    Live { token: u64, granted_at: u64, end: u64, told: bool },
+    /// What a release answers from now on.
+    Over { token: Option<u64>, at: u64, answer: Release },
+}
+
+impl Ask {
+    /// What is wrong with it, whatever the state.
+    pub fn wrong(&self, rules: &Rules) -> Option<Reason> {
+        if !(1..=rules.ceiling).contains(&self.permits) {
+            Some(Reason::PermitsExceedCeiling)
+        } else if self.ttl.is_some_and(|ttl| !(2 * SECOND..=rules.max_ttl).contains(&ttl)) {
+            Some(Reason::InvalidField)
+        } else {
+            None
+        }
+    }
+
+    /// Until when it may wait, or why not at all.
+    pub fn wait_end(&self, now: u64, rules: &Rules) -> Result<u64, Reason> {
+        let max_wait = self.max_wait.unwrap_or(u64::MAX).min(rules.max_wait);
+        if max_wait == 0 || rules.max_queued == 0 {
+            return Err(Reason::ConcurrencyCapacityExhausted);
+        }
+        let end = self.answer_by.unwrap_or(u64::MAX).min(now + max_wait);
+        if end <= now { Err(Reason::WaitTimeout) } else { Ok(end) }
+    }
+}

@@ -1,0 +1,92 @@
+//! `AdmissionService`: validate, ask, translate.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::{Stream, StreamExt};
+use tidegate_proto::v1;
+use tidegate_proto::v1::admission_service_server::AdmissionService;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::convert::{self, Released};
+use super::status;
+use crate::admission::Admission;
+
+/// Serves applications.
+#[derive(Clone, Debug)]
+pub struct AdmissionApi {
+    admission: Arc<Admission>,
+    stopping: CancellationToken,
+}
+
+impl AdmissionApi {
+    /// Serves that admission until `stopping` is cancelled: own streams end then.
+    pub fn new(admission: Arc<Admission>, stopping: CancellationToken) -> Self {
+        Self { admission, stopping }
+    }
+}
+
+#[tonic::async_trait]
+impl AdmissionService for AdmissionApi {
+    async fn acquire(&self, request: Request<v1::AcquireRequest>) -> Result<Response<v1::AcquireResponse>, Status> {
+        let received = self.admission.clock().now();
+        let name = request.get_ref().bulkhead.clone();
+        let ask = convert::ask(received, request).map_err(|invalid| status::invalid_field(&name, invalid))?;
+        match self.admission.acquire(ask).await {
+            Ok(granted) => Ok(Response::new(granted.into())),
+            Err(refused) => Err(status::refuse(self.admission.clock().now(), &refused)),
+        }
+    }
+
+    async fn release(&self, request: Request<v1::ReleaseRequest>) -> Result<Response<v1::ReleaseResponse>, Status> {
+        let message = request.into_inner();
+        let name = message.bulkhead.clone();
+        let release = match convert::released(message).map_err(|invalid| status::invalid_field(&name, invalid))? {
+            Released::Lease(lease_id) => self.admission.release(&lease_id),
+            Released::Request { bulkhead, request_id } => self
+                .admission
+                .release_request(&bulkhead, &request_id)
+                .map_err(|refused| status::refuse(self.admission.clock().now(), &refused))?,
+        };
+        Ok(Response::new(v1::ReleaseResponse { state: convert::release_state(release).into() }))
+    }
+
+    async fn renew(&self, request: Request<v1::RenewRequest>) -> Result<Response<v1::RenewResponse>, Status> {
+        let v1::RenewRequest { seq, lease_ids } = request.into_inner();
+        let renewals = renew(&self.admission, lease_ids)?;
+        Ok(Response::new(v1::RenewResponse { seq, renewals, draining: false }))
+    }
+
+    type RenewLeasesStream = Pin<Box<dyn Stream<Item = Result<v1::RenewLeasesResponse, Status>> + Send>>;
+
+    async fn renew_leases(
+        &self,
+        request: Request<Streaming<v1::RenewLeasesRequest>>,
+    ) -> Result<Response<Self::RenewLeasesStream>, Status> {
+        let admission = self.admission.clone();
+        // One answer for each request, made when the one before was taken: an unread stream holds nothing back.
+        let answers = request.into_inner().map(move |message| {
+            let v1::RenewLeasesRequest { seq, lease_ids } = message?;
+            let renewals = renew(&admission, lease_ids)?;
+            Ok(v1::RenewLeasesResponse { seq, renewals, draining: false })
+        });
+        Ok(Response::new(Box::pin(answers.take_until(self.stopping.clone().cancelled_owned()))))
+    }
+
+    async fn report_retry_after(
+        &self,
+        _: Request<v1::ReportRetryAfterRequest>,
+    ) -> Result<Response<v1::ReportRetryAfterResponse>, Status> {
+        Err(status::unimplemented("ReportRetryAfter"))
+    }
+}
+
+fn renew(admission: &Admission, lease_ids: Vec<String>) -> Result<Vec<v1::Renewal>, Status> {
+    convert::lease_ids(&lease_ids).map_err(|invalid| status::invalid_field("", invalid))?;
+    let renew = |lease_id: String| {
+        let renewal = admission.renew(&lease_id);
+        convert::renewal(lease_id, renewal)
+    };
+    Ok(lease_ids.into_iter().map(renew).collect())
+}

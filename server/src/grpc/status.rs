@@ -1,0 +1,146 @@
+//! The form of a refusal on the wire. The only place where a `tonic::Status` is made.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use prost::Message;
+use tidegate_core::{Instant, Invalid, Reason, Refusal};
+use tidegate_proto::v1;
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Status};
+use tonic_types::pb;
+
+use super::convert::duration;
+use crate::admission::Refused;
+
+const DOMAIN: &str = "tidegate";
+const RETRY_AFTER: &str = "retry-after-ms";
+const PUSHBACK: &str = "grpc-retry-pushback-ms";
+
+/// The status of a refusal that is answered at `now`.
+pub(crate) fn refuse(now: Instant, refused: &Refused) -> Status {
+    let Refused { refusal, bulkhead, partition, deadline } = refused;
+    let Refusal { reason, limit, running, queued, hint, invalid } = refusal;
+    let partition = partition.as_deref().unwrap_or(if *limit > 0 { bulkhead } else { "" });
+    let hint = hint.map(|hint| whole_millis(spread(hint)));
+    let typed = v1::Refusal {
+        reason: reason.as_str().into(),
+        bulkhead: bulkhead.as_ref().into(),
+        partition: partition.into(),
+        limit: *limit,
+        running: *running,
+        unheard: 0,
+        queued: *queued,
+        retry_hint: hint.map(duration),
+    };
+    let mut details = vec![any("google.rpc.ErrorInfo", &error_info(&typed, invalid.as_ref()))];
+    details.push(any("tidegate.v1.Refusal", &typed));
+    if let Some(invalid) = invalid {
+        let field_violations = vec![pb::bad_request::FieldViolation {
+            field: invalid.field.into(),
+            description: format!("must be {}", invalid.allowed),
+            reason: reason.as_str().into(),
+            ..Default::default()
+        }];
+        details.push(any("google.rpc.BadRequest", &pb::BadRequest { field_violations }));
+    }
+    let mut trailers = MetadataMap::new();
+    if let Some(hint) = hint {
+        details.push(any("google.rpc.RetryInfo", &pb::RetryInfo { retry_delay: Some(duration(hint)) }));
+        let outlasts = deadline.is_some_and(|deadline| now + hint >= deadline);
+        trailers.insert(RETRY_AFTER, hint.as_millis().to_string().parse().unwrap_or_else(|_| 0.into()));
+        // A stock client would sleep into its deadline, and lose the reason.
+        let pushback = if outlasts { "-1".into() } else { hint.as_millis().to_string() };
+        trailers.insert(PUSHBACK, pushback.parse().unwrap_or_else(|_| 0.into()));
+    }
+    let (code, message) = form(reason, bulkhead, refusal);
+    let status = pb::Status { code: code as i32, message: message.clone(), details };
+    Status::with_details_and_metadata(code, message, status.encode_to_vec().into(), trailers)
+}
+
+/// A field that is out of its range, before any bulkhead was asked.
+pub(crate) fn invalid_field(bulkhead: &str, invalid: Invalid) -> Status {
+    refuse(Instant::ORIGIN, &Refused::early(Reason::InvalidField, bulkhead, Some(invalid)))
+}
+
+/// An rpc of the contract that this server does not serve yet.
+pub(crate) fn unimplemented(what: &str) -> Status {
+    Status::unimplemented(format!("{what} is not served yet"))
+}
+
+/// Code and message of each reason. A new reason does not compile until it has both.
+fn form(reason: &Reason, bulkhead: &str, refusal: &Refusal) -> (Code, String) {
+    let Refusal { limit, running, queued, invalid, .. } = refusal;
+    let field = invalid.as_ref().map(Invalid::to_string).unwrap_or_default();
+    match reason {
+        Reason::ConcurrencyCapacityExhausted => (
+            Code::ResourceExhausted,
+            format!("bulkhead {bulkhead:?} has no permit free ({running} of {limit} running, {queued} queued)"),
+        ),
+        Reason::QueueFull => (
+            Code::ResourceExhausted,
+            format!("the queue of bulkhead {bulkhead:?} is full ({queued} queued, {running} of {limit} running)"),
+        ),
+        Reason::WaitTimeout => (
+            Code::ResourceExhausted,
+            format!("the wait for bulkhead {bulkhead:?} is over ({running} of {limit} running, {queued} queued)"),
+        ),
+        Reason::BulkheadNotFound => (Code::NotFound, format!("no bulkhead is called {bulkhead:?}")),
+        Reason::InvalidField | Reason::PermitsExceedCeiling | Reason::RequestIdReused => (Code::InvalidArgument, field),
+        Reason::Superseded => (Code::Aborted, "a repeat with the same request_id took this call's place".into()),
+        Reason::RequestIdSpent => (Code::Aborted, "the lease of this request_id has ended, or it was withdrawn".into()),
+    }
+}
+
+/// The same for tools that know only Google's details.
+fn error_info(refusal: &v1::Refusal, invalid: Option<&Invalid>) -> pb::ErrorInfo {
+    let mut metadata = HashMap::new();
+    let mut tell = |key: &str, value: String| {
+        if !value.is_empty() {
+            metadata.insert(key.to_owned(), value);
+        }
+    };
+    tell("bulkhead", refusal.bulkhead.clone());
+    tell("partition", refusal.partition.clone());
+    if refusal.limit > 0 {
+        tell("limit", refusal.limit.to_string());
+        tell("running", refusal.running.to_string());
+        tell("unheard", refusal.unheard.to_string());
+        tell("queued", refusal.queued.to_string());
+    }
+    if let Some(invalid) = invalid {
+        tell("field", invalid.field.to_owned());
+        tell("allowed", invalid.allowed.clone());
+    }
+    pb::ErrorInfo { reason: refusal.reason.clone(), domain: DOMAIN.into(), metadata }
+}
+
+fn any(name: &str, message: &impl Message) -> prost_types::Any {
+    prost_types::Any { type_url: format!("type.googleapis.com/{name}"), value: message.encode_to_vec() }
+}
+
+/// Spread upward, so that callers refused together do not come back together.
+fn spread(hint: Duration) -> Duration {
+    let widest = (hint / 5).max(hint.min(Duration::from_secs(1)));
+    hint + widest.mul_f64(rand::random())
+}
+
+fn whole_millis(hint: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(hint.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hint_is_spread_upward_only_and_by_a_fifth_or_a_second_at_most() {
+        for (hint, most) in [(50, 100), (1_000, 2_000), (3_000, 4_000), (60_000, 72_000)] {
+            for _ in 0..1000 {
+                let spread = spread(Duration::from_millis(hint));
+                assert!((Duration::from_millis(hint)..=Duration::from_millis(most)).contains(&spread), "{spread:?}");
+            }
+        }
+        assert_eq!(whole_millis(Duration::from_nanos(1)), Duration::from_millis(1));
+    }
+}
