@@ -30,7 +30,7 @@ pub use operator::{LeaseView, View};
 /// The bulkhead that takes the names nobody configured, if it is configured itself (R13).
 pub const DEFAULT: &str = "default";
 /// 2026-01-01, from where epochs count their seconds.
-const EPOCHS_BEGIN: Duration = Duration::from_secs(1_767_225_600);
+const EPOCHS_BEGIN: Duration = Duration::from_hours(20_454 * 24);
 /// Seconds from there that are believed.
 const LAST_EPOCH: u64 = 1 << 30;
 
@@ -172,10 +172,10 @@ impl Admission {
         if running > 0 || queued > 0 {
             return Err(Conflict::InUse);
         }
-        // Dead before it leaves the map: whoever holds it looks the name up again and finds it gone, or its successor.
+        // It leaves the map under its own lock: whoever waits for that lock finds it dead, looks the name up again and
+        // does not find it there. No map guard is ever held while a cell is locked, so the order is safe.
         state.dead = true;
         self.floor.fetch_max(state.bulkhead.last_token().as_u64(), Ordering::AcqRel);
-        drop(state);
         self.incarnations.remove(&cell.incarnation);
         self.cells.remove(name);
         Ok(())
@@ -306,13 +306,13 @@ impl Admission {
         &self,
         name: &str,
         find: fn(&Self, &str) -> Option<Arc<Cell>>,
-        call: impl FnOnce(&Arc<Cell>, &mut State, Instant) -> T,
+        change: impl FnOnce(&Arc<Cell>, &mut State, Instant) -> T,
     ) -> Result<(Arc<Cell>, T), Refused> {
         loop {
             let cell = find(self, name).ok_or_else(|| not_found(name))?;
             let (mut state, now) = self.enter(&cell);
             if !state.dead {
-                let answer = call(&cell, &mut state, now);
+                let answer = change(&cell, &mut state, now);
                 drop(state);
                 return Ok((cell, answer));
             }

@@ -113,7 +113,7 @@ mod tests {
         let clock = std::sync::Arc::new(Clock::start());
         let beating = clock.clone();
         tokio::spawn(async move { beating.beat().await });
-        tokio::time::sleep(Duration::from_secs(60)).await;
+        tokio::time::sleep(Duration::from_mins(1)).await;
         assert_eq!(clock.stalled(), Duration::ZERO);
         tokio::time::advance(Duration::from_secs(3)).await;
         let (now, again) = (clock.now(), clock.now());

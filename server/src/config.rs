@@ -55,6 +55,9 @@ pub enum ConfigError {
     /// Two bulkheads have one name.
     #[error("[[bulkhead]] {0:?}: name must be there only once")]
     Duplicate(String),
+    /// What is for all has no name.
+    #[error("[defaults] name must not be there")]
+    NameOfDefaults,
     /// Nothing to decide.
     #[error("[[bulkhead]] must be there at least once")]
     NoBulkhead,
@@ -80,7 +83,11 @@ impl Config {
         let max_remembered = raw.server.max_remembered.unwrap_or(4_000_000) / raw.bulkhead.len();
         let mut names = HashSet::new();
         let mut bulkheads = Vec::new();
-        for RawBulkhead { name, rule } in raw.bulkhead {
+        if !raw.defaults.name.is_empty() {
+            return Err(ConfigError::NameOfDefaults);
+        }
+        for rule in raw.bulkhead {
+            let name = rule.name;
             let refuse = |invalid| ConfigError::Bulkhead { name: name.clone(), invalid };
             name::check("name", &name).map_err(refuse)?;
             if !names.insert(name.clone()) {
@@ -113,7 +120,7 @@ struct RawConfig {
     #[serde(default)]
     defaults: RawRule,
     #[serde(default)]
-    bulkhead: Vec<RawBulkhead>,
+    bulkhead: Vec<RawRule>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -137,6 +144,9 @@ struct RawServer {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RawRule {
+    /// Of a bulkhead; left out it is empty, which is no name.
+    #[serde(default)]
+    name: String,
     limit: Option<u32>,
     ceiling: Option<u32>,
     max_queued: Option<u32>,
@@ -148,14 +158,6 @@ struct RawRule {
     max_lease_ttl: Option<Duration>,
     #[serde(default, with = "humantime_serde")]
     aging_step: Option<Duration>,
-}
-
-#[derive(Debug, Deserialize)]
-struct RawBulkhead {
-    name: String,
-    // `flatten` hands on what is left, and the rule refuses what it does not know.
-    #[serde(flatten)]
-    rule: RawRule,
 }
 
 impl TryFrom<RawServer> for ServerConfig {
@@ -210,12 +212,13 @@ mod tests {
     fn what_is_wrong_is_named() {
         let one = "[[bulkhead]]\nname='db'\nlimit=4\n";
         check("", "[[bulkhead]] must be there");
-        check("[[bulkhead]]\nlimit=1", "missing field `name`");
+        check("[[bulkhead]]\nlimit=1", "name must be 1 to 256 bytes");
         check("[[bulkhead]]\nname='db'", "[[bulkhead]] \"db\": limit must be given");
         check(&format!("{one}limits=3"), "unknown field `limits`");
         check(&format!("{one}[server]\nport=3"), "unknown field `port`");
         check(&format!("{one}[defaults]\nmax_waits='3s'"), "unknown field `max_waits`");
         check(&format!("{one}[sever]\nlisten='127.0.0.1:1'"), "unknown field `sever`");
+        check(&format!("{one}[defaults]\nname='x'"), "[defaults] name must not be there");
         check(&format!("{one}{one}"), "\"db\": name must be there only once");
         check(&format!("{one}ceiling=3"), "\"db\": limit must be 1 to 3, not 4");
         check(&format!("{one}max_wait='2h'"), "\"db\": max_wait must be 0ns to 3600s, not 7200s");

@@ -83,11 +83,10 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
             info!("stopping");
             stopping.cancel();
             // A graceful stop waits for every open stream, for ever if a client keeps one.
-            match tokio::time::timeout(STOP_BOUND, serve).await {
-                Ok(served) => {
-                    served?;
-                }
-                Err(_) => warn!("calls were still open; their connections are cut"),
+            if let Ok(served) = tokio::time::timeout(STOP_BOUND, serve).await {
+                served?;
+            } else {
+                warn!("calls were still open; their connections are cut");
             }
         }
     }

@@ -57,7 +57,7 @@ fn alone() -> f64 {
         for _ in 0..ops {
             now = now + STEP;
             let Decision::Granted(grant) = bulkhead.acquire(now, black_box(ask())).answer else { unreachable!() };
-            black_box(bulkhead.release(now, grant.token));
+            let _ = black_box(bulkhead.release(now, grant.token));
         }
     };
     turn(7_000_000);
@@ -108,9 +108,9 @@ fn memory() {
     let mut bulkheads: Vec<_> = (0..10_000).map(|_| bulkhead(100, 8)).collect();
     let idle = resident();
     for request in 0..1_000_000_u64 {
-        let request = Some(RequestKey { identity: 0, request });
         let holder = Holder { name: "worker-0123456789".into(), address: Some(([127, 0, 0, 1], 80).into()) };
-        let index = usize::try_from(request.unwrap().request % 10_000).unwrap();
+        let index = usize::try_from(request % 10_000).unwrap();
+        let request = Some(RequestKey { identity: 0, request });
         let answer = bulkheads[index].acquire(Instant::ORIGIN, Acquire { request, holder, ..ask() }).answer;
         assert!(matches!(answer, Decision::Granted(_)));
     }

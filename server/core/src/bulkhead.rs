@@ -4,17 +4,17 @@
 //! freed goes to the queue. Then it does its own work, and whatever it freed goes to the queue as well. Check comes
 //! before commit: a refusal leaves nothing taken.
 
+mod acquire;
+
 use std::time::Duration;
 
-use crate::decision::{
-    Acquire, Decision, Effect, Grant, HeldLease, Invalid, Reason, Refusal, Release, Renewal, Status, Step, Totals,
-};
+use crate::decision::{Effect, Grant, HeldLease, Invalid, Reason, Refusal, Release, Renewal, Status, Step, Totals};
 use crate::id::{FencingToken, RequestKey, WaiterId};
 use crate::lease::{Lease, Leases};
 use crate::ledger::{Fate, Ledger};
-use crate::queue::{Newcomer, Queue};
+use crate::queue::Queue;
 use crate::replay::{Replay, Seen};
-use crate::settings::{MIN_LEASE_TTL, Settings, span};
+use crate::settings::Settings;
 use crate::time::{Instant, Stall, slack};
 
 /// The most ended waits, due leases and old memories that one call settles each before its own work.
@@ -51,123 +51,6 @@ impl Bulkhead {
             replay: Replay::default(),
             grants_resume: None,
             totals: Totals::default(),
-        }
-    }
-
-    /// Asks for permits: granted if they fit and no eligible waiter comes before, else queued or refused (R1 to R3, R8).
-    /// A [`Decision::Queued`] is answered later by an [`Effect`] of some call.
-    pub fn acquire(&mut self, now: Instant, ask: Acquire) -> Step<Decision> {
-        let mut effects = self.settle(now);
-        let seen = ask.request.and_then(|key| self.replay.get(key));
-        let answer = match seen {
-            Some((seen, fingerprint)) => self.repeat(now, &ask, seen, fingerprint, &mut effects),
-            None => self.decide(now, ask),
-        };
-        self.grant_waiters(now, &mut effects);
-        self.step(answer, effects)
-    }
-
-    fn decide(&mut self, now: Instant, ask: Acquire) -> Decision {
-        if !(1..=self.settings.ceiling()).contains(&ask.permits) {
-            let allowed = format!("1 to {}, not {}", self.settings.ceiling(), ask.permits);
-            return self.invalid(now, Reason::PermitsExceedCeiling, Invalid { field: "permits", allowed });
-        }
-        let longest = self.settings.max_lease_ttl();
-        let ttl = match ask.ttl.map(|ttl| span("lease_ttl", ttl, MIN_LEASE_TTL, longest)).transpose() {
-            Ok(ttl) => ttl.unwrap_or(self.settings.lease_ttl()),
-            Err(invalid) => return self.invalid(now, Reason::InvalidField, invalid),
-        };
-        if ask.deadline.is_some_and(|deadline| deadline <= now) {
-            return self.hold_back(now, Reason::WaitTimeout);
-        }
-        let order = self.queue.order(now, ask.priority, self.settings.aging_step());
-        let is_first = self.queue.first().is_none_or(|(_, first)| order < first.order);
-        if is_first && self.fits(ask.permits) {
-            let Acquire { permits, request, partition, holder, .. } = ask;
-            let granted_at = now;
-            let lease = Lease {
-                token: FencingToken::default(),
-                permits,
-                ttl,
-                granted_at,
-                request,
-                partition,
-                holder,
-                told: true,
-            };
-            let grant = self.grant(lease);
-            self.totals.granted += 1;
-            if let Some(key) = request {
-                self.replay.insert(key, Seen::Live(grant.token), ask.fingerprint);
-            }
-            return Decision::Granted(grant);
-        }
-        let end = match self.wait_end(now, &ask) {
-            Ok(end) => end,
-            Err(reason) => return self.hold_back(now, reason),
-        };
-        if self.queue.len() >= self.settings.max_queued() as usize {
-            return self.hold_back(now, Reason::QueueFull);
-        }
-        let Acquire { permits, priority, request, partition, holder, .. } = ask;
-        let id = self.queue.push(Newcomer { order, end, priority, permits, ttl, request, partition, holder });
-        if let Some(key) = request {
-            self.replay.insert(key, Seen::Waiting(id.slot), ask.fingerprint);
-        }
-        self.totals.waited += 1;
-        self.totals.held_back += 1;
-        Decision::Queued(id)
-    }
-
-    /// Until when that call may wait, or why not at all (R3).
-    fn wait_end(&self, now: Instant, ask: &Acquire) -> Result<Instant, Reason> {
-        let longest = self.settings.max_wait();
-        let max_wait = ask.max_wait.map_or(longest, |asked| asked.min(longest));
-        if max_wait.is_zero() || self.settings.max_queued() == 0 {
-            return Err(Reason::ConcurrencyCapacityExhausted);
-        }
-        let end = (now + max_wait).min(ask.answer_by.unwrap_or(Instant::NEVER));
-        if end <= now { Err(Reason::WaitTimeout) } else { Ok(end) }
-    }
-
-    /// The request id was seen before (R8).
-    fn repeat(
-        &mut self,
-        now: Instant,
-        ask: &Acquire,
-        seen: Seen,
-        fingerprint: u64,
-        effects: &mut Vec<Effect>,
-    ) -> Decision {
-        match seen {
-            Seen::Spent(_) => self.refuse(now, Reason::RequestIdSpent),
-            _ if fingerprint != ask.fingerprint => {
-                let allowed = "new: its first request had other permits, partition or lease_ttl".into();
-                self.invalid(now, Reason::RequestIdReused, Invalid { field: "request_id", allowed })
-            }
-            Seen::Live(token) => match self.fate(now, token) {
-                Fate::Live(slot) => {
-                    self.leases.renew(now, slot);
-                    self.tell(slot);
-                    let Lease { permits, ttl, granted_at, .. } = *self.leases.get(slot);
-                    let floor = self.ledger.floor();
-                    Decision::Granted(Grant { token, floor, permits, ttl, granted_at, replayed: true })
-                }
-                _ => self.refuse(now, Reason::RequestIdSpent),
-            },
-            Seen::Waiting(slot) => {
-                let superseded = self.queue.id(slot);
-                let refusal = self.refusal(now, Reason::Superseded);
-                effects.push(Effect::Refused(superseded, refusal));
-                self.totals.count_refused(Reason::Superseded);
-                match self.wait_end(now, ask) {
-                    Ok(end) => Decision::Queued(self.queue.take_over(slot, end)),
-                    Err(reason) => {
-                        self.drop_waiter(slot);
-                        self.refuse(now, reason)
-                    }
-                }
-            }
         }
     }
 
@@ -234,11 +117,11 @@ impl Bulkhead {
     /// A waiter's call is gone: it takes no permit, and whoever stood behind it may be next (R5). Its request id is free.
     /// Does nothing for an id that no longer waits.
     pub fn leave(&mut self, now: Instant, id: WaiterId) -> Step<()> {
-        let mut effects = self.settle(now);
+        // Before anything else: what time has freed must not be granted to it.
         if let Some(slot) = self.queue.find(id) {
             self.drop_waiter(slot);
         }
-        self.grant_waiters(now, &mut effects);
+        let effects = self.settle(now);
         self.step((), effects)
     }
 
@@ -464,22 +347,6 @@ impl Bulkhead {
         effects.push(Effect::Refused(id, self.refusal(now, reason)));
     }
 
-    /// Refuses a newcomer for want of room.
-    fn hold_back(&mut self, now: Instant, reason: Reason) -> Decision {
-        self.totals.held_back += 1;
-        self.refuse(now, reason)
-    }
-
-    fn refuse(&mut self, now: Instant, reason: Reason) -> Decision {
-        self.totals.count_refused(reason);
-        Decision::Refused(self.refusal(now, reason))
-    }
-
-    fn invalid(&mut self, now: Instant, reason: Reason, invalid: Invalid) -> Decision {
-        self.totals.count_refused(reason);
-        Decision::Refused(Refusal { invalid: Some(invalid), ..self.refusal(now, reason) })
-    }
-
     fn refusal(&self, now: Instant, reason: Reason) -> Refusal {
         let hint = match reason {
             Reason::ConcurrencyCapacityExhausted | Reason::QueueFull | Reason::WaitTimeout => {
@@ -509,7 +376,7 @@ impl Bulkhead {
         let sum: u64 = self.leases.iter().map(|(_, lease)| u64::from(lease.permits)).sum();
         assert_eq!(u64::from(self.leases.running()), sum, "R16: running is the sum of the leases");
         for (slot, lease) in self.leases.iter() {
-            assert_eq!(self.ledger.fate(lease.token), Fate::Live(u32::try_from(slot).expect("a slot")));
+            assert_eq!(self.ledger.fate(lease.token), Fate::Live(slot));
         }
         self.queue.check_invariants();
         let fits = self.queue.first().is_some_and(|(_, first)| self.fits(first.permits));

@@ -33,7 +33,7 @@ pub(crate) struct Lease {
 /// All live leases.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
-    leases: Slab<Lease>,
+    slots: Slab<Lease>,
     /// On the leases' own clock.
     ends: Ends,
     running: u32,
@@ -49,36 +49,36 @@ impl Leases {
     }
 
     pub(crate) fn get(&self, slot: u32) -> &Lease {
-        &self.leases[slot as usize]
+        &self.slots[slot as usize]
     }
 
     pub(crate) fn get_mut(&mut self, slot: u32) -> &mut Lease {
-        &mut self.leases[slot as usize]
+        &mut self.slots[slot as usize]
     }
 
     /// The slot that the next lease will be in.
     #[allow(clippy::cast_possible_truncation)] // at most MAX_CEILING leases
     pub(crate) fn vacant(&self) -> u32 {
-        self.leases.vacant_key() as u32
+        self.slots.vacant_key() as u32
     }
 
     pub(crate) fn insert(&mut self, now: Instant, lease: Lease) {
         let slot = self.vacant();
         self.running += lease.permits;
         self.ends.insert(slot, now + lease.ttl - self.forgiven);
-        self.leases.insert(lease);
+        self.slots.insert(lease);
     }
 
     pub(crate) fn remove(&mut self, slot: u32) -> Lease {
         self.ends.remove(slot);
-        let lease = self.leases.remove(slot as usize);
+        let lease = self.slots.remove(slot as usize);
         self.running -= lease.permits;
         lease
     }
 
     /// Starts its ttl anew.
     pub(crate) fn renew(&mut self, now: Instant, slot: u32) {
-        self.ends.update(slot, now + self.leases[slot as usize].ttl - self.forgiven);
+        self.ends.update(slot, now + self.slots[slot as usize].ttl - self.forgiven);
     }
 
     /// Its end has come.
@@ -120,7 +120,10 @@ impl Leases {
         }
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &Lease)> {
-        self.leases.iter()
+    /// All of them with their slots.
+    #[cfg(debug_assertions)]
+    #[allow(clippy::cast_possible_truncation)] // at most MAX_CEILING leases
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Lease)> {
+        self.slots.iter().map(|(slot, lease)| (slot as u32, lease))
     }
 }

@@ -165,6 +165,7 @@ pub(crate) fn span(field: &'static str, value: Duration, least: Duration, most: 
 mod tests {
     use super::*;
 
+    #[allow(clippy::needless_pass_by_value)]
     fn check(draft: Draft, field: &str, allowed: &str) {
         let invalid = Settings::try_from(Draft { limit: draft.limit.or(Some(4)), ..draft }).unwrap_err();
         assert_eq!((invalid.field, invalid.allowed.as_str()), (field, allowed));

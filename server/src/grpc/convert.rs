@@ -36,7 +36,7 @@ pub(crate) fn ask(received: Instant, request: Request<v1::AcquireRequest>) -> Re
         priority: priority(message.priority)?,
         max_wait: message.max_wait.map(|wait| span("max_wait", wait)).transpose()?,
         deadline: timeout.map(|timeout| received + timeout),
-        answer_by: timeout.map(|timeout| received + (timeout - margin(timeout))),
+        answer_by: timeout.map(|timeout| received + timeout.saturating_sub(margin(timeout))),
         ttl: message.lease_ttl.map(|ttl| span("lease_ttl", ttl)).transpose()?,
         request: None,
         fingerprint: 0,

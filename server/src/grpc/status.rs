@@ -53,7 +53,7 @@ pub(crate) fn refuse(now: Instant, refused: &Refused) -> Status {
         let pushback = if outlasts { "-1".into() } else { hint.as_millis().to_string() };
         trailers.insert(PUSHBACK, pushback.parse().unwrap_or_else(|_| 0.into()));
     }
-    let (code, message) = form(reason, bulkhead, refusal);
+    let (code, message) = form(*reason, bulkhead, refusal);
     let status = pb::Status { code: code as i32, message: message.clone(), details };
     Status::with_details_and_metadata(code, message, status.encode_to_vec().into(), trailers)
 }
@@ -69,7 +69,7 @@ pub(crate) fn unimplemented(what: &str) -> Status {
 }
 
 /// Code and message of each reason. A new reason does not compile until it has both.
-fn form(reason: &Reason, bulkhead: &str, refusal: &Refusal) -> (Code, String) {
+fn form(reason: Reason, bulkhead: &str, refusal: &Refusal) -> (Code, String) {
     let Refusal { limit, running, queued, invalid, .. } = refusal;
     let field = invalid.as_ref().map(Invalid::to_string).unwrap_or_default();
     match reason {

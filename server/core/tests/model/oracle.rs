@@ -1,79 +1,98 @@
-//! What a bulkhead has to do, told as simply as it can be: a list of waiters, a map of every lease there ever was, and
-//! all else found anew by looking through them. What one line can tell (a waiter leaves) stands in `pair.rs`.
-use std::collections::BTreeMap;
+//! What a bulkhead has to do, told simply: a list of waiters, a map of leases, all else found by looking through them.
 
 use tidegate_core::{Reason, Release};
-
-use super::plain::{Answer, Ask, Lease, MINUTE, Rules, Waiter};
+use super::leases::Leases;
+use super::plain::{Answer, Ask, Rules, Waiter};
 
 #[derive(Default)]
 pub struct Oracle {
     pub rules: Rules,
     pub limit: u32,
     pub queue: Vec<Waiter>,
-    pub leases: BTreeMap<u64, Lease>,
-    pub spent: Vec<(Option<u64>, Release, u64)>,
-    pub refused: Vec<Reason>,
+    pub leases: Leases,
     pub effects: Vec<(Waiter, Answer)>,
-    pub held_back: u64,
-    pub waited: u64,
-    pub now: u64,
-    pub quiet_until: u64,
     pub grants_resume: u64,
     pub calls: usize,
-    pub tokens: u64,
 }
 
 impl Oracle {
     /// First what time has done, then the call's own work; what either frees goes to the queue.
     pub fn step<T>(&mut self, now: u64, work: impl FnOnce(&mut Self) -> T) -> T {
-        self.now = now;
         while let Some(end) = self.queue.iter().map(|waiter| waiter.end).min().filter(|&end| end <= now) {
             self.refuse_waiter(Reason::WaitTimeout, |waiter| waiter.end == end);
         }
-        for token in self.live(|lease| lease.end.max(self.quiet_until) <= now) {
-            self.end(token, Release::Expired);
-        }
-        self.grant_waiters();
+        self.leases.expire(now);
+        self.grant_waiters(now);
         let answer = work(self);
-        self.grant_waiters();
+        self.grant_waiters(now);
         answer
     }
-    pub fn acquire(&mut self, ask: &Ask) -> Answer {
-        let wait_end = ask.wait_end(self.now, &self.rules);
-        let repeats = |first: &Ask| ask.request.is_some() && first.request == ask.request;
-        let live = self.live(|lease| repeats(&lease.ask)).pop();
-        let waiting = self.queue.iter().position(|waiter| repeats(&waiter.ask));
-        let mut firsts = self.leases.values().filter(|lease| lease.over.is_none()).map(|l| &l.ask).chain(self.queue.iter().map(|w| &w.ask));
-        if ask.request.is_some_and(|request| self.spent_as(request).is_some()) {
-            self.refuse(Reason::RequestIdSpent)
-        } else if firsts.any(|first| repeats(first) && first.print != ask.print) {
-            self.refuse(Reason::RequestIdReused)
-        } else if let Some(token) = live {
-            self.renew(token, true)
-        } else if let Some(at) = waiting {
-            let superseded = self.refuse(Reason::Superseded);
-            let waiter = self.queue.remove(at);
-            self.effects.push((waiter.clone(), superseded));
-            match wait_end { 
-               Ok(end) => self.enqueue(Waiter { end: end.min(waiter.end), ..waiter }),
-               Err(reason) => self.refuse(reason)
-            }
-        } else if let Some(reason) = ask.wrong(self.now, &self.rules) {
-            self.held_back += u64::from(reason == Reason::WaitTimeout);
-            self.refuse(reason)
-        } else if fits && first {
-            self.grant(ask, true)
-        } else {
-            self.held_back += 1;
-            match wait_end {
-                Err(reason) => self.refuse(reason),
-                Ok(_) if self.queue.len() >= self.rules.max_queued => self.refuse(Reason::QueueFull),
-                Ok(end) => {
-                    self.waited += 1;
-                    self.enqueue(Waiter { call: 0, end, place, ask: ask.clone() })
-                }
-            }
+
+    pub fn acquire(&mut self, now: u64, ask: &Ask) -> Answer {
+        if let Some(answer) = self.leases.replay(now, ask) {
+            return answer.unwrap_or_else(|reason| self.refuse(reason));
         }
+        let wait_end = ask.wait_end(now, &self.rules);
+        if let Some(at) = self.queue.iter().position(|waiter| ask.repeats(&waiter.ask)) {
+            if self.queue[at].ask.print != ask.print {
+                return self.refuse(Reason::RequestIdReused);
+            }
+            let (superseded, waiter) = (self.refuse(Reason::Superseded), self.queue.remove(at));
+            self.effects.push((waiter.clone(), superseded));
+            return match wait_end {
+                Ok(end) => self.enqueue(Waiter { end: end.min(waiter.end), ..waiter }),
+                Err(reason) => self.refuse(reason),
+            };
+        }
+        let place = (now + ask.rank * self.rules.aging_step, self.calls);
+        let is_first = self.first().is_none_or(|first| place < self.queue[first].place);
+        match (ask.wrong(&self.rules), wait_end) {
+            (None, _) if is_first && self.fits(ask.permits) && !ask.is_late(now) => self.leases.grant(now, ask, true),
+            (Some(reason), _) | (None, Err(reason)) => self.refuse(reason),
+            (None, Ok(_)) if self.queue.len() >= self.rules.max_queued => self.refuse(Reason::QueueFull),
+            (None, Ok(end)) => self.enqueue(Waiter { call: 0, end, place, ask: ask.clone() }),
+        }
+    }
+
+    pub fn release_request(&mut self, now: u64, request: u64) -> Release {
+        let withdrawn = self.refuse_waiter(Reason::RequestIdSpent, |waiter| waiter.ask.request == Some(request));
+        self.leases.release_request(now, request, if withdrawn { Release::Withdrawn } else { Release::Unknown })
+    }
+
+    pub fn refuse_waiter(&mut self, reason: Reason, which: impl Fn(&Waiter) -> bool) -> bool {
+        let Some(at) = self.queue.iter().position(which) else { return false };
+        let waiter = self.queue.remove(at);
+        self.effects.push((waiter, self.refuse(reason)));
+        true
+    }
+
+    fn grant_waiters(&mut self, now: u64) {
+        while let Some(at) = self.first()
+            && self.fits(self.queue[at].ask.permits)
+            && self.grants_resume <= now
+        {
+            let waiter = self.queue.remove(at);
+            let granted = self.leases.grant(now, &waiter.ask, false);
+            self.effects.push((waiter, granted));
+        }
+    }
+
+    fn enqueue(&mut self, waiter: Waiter) -> Answer {
+        self.calls += 1;
+        self.queue.push(Waiter { call: self.calls, ..waiter });
+        Answer::Queued(self.calls)
+    }
+
+    fn refuse(&self, reason: Reason) -> Answer {
+        Answer::Refused { reason, limit: self.limit, running: self.leases.running(), queued: self.queue.len() }
+    }
+
+    fn first(&self) -> Option<usize> {
+        let eligible = (0..self.queue.len()).filter(|&at| self.queue[at].ask.permits <= self.limit);
+        eligible.min_by_key(|&at| self.queue[at].place)
+    }
+
+    fn fits(&self, permits: u32) -> bool {
+        self.leases.running() + permits <= self.limit
     }
 }

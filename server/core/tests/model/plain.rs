@@ -1,6 +1,6 @@
-//! Plain values that the oracle works on, and what can be told from one of them alone. Times are nanoseconds.
+//! Plain values that go into the oracle and come out of it, and what each tells by itself. Times are nanoseconds.
 
-use tidegate_core::{Reason, Release};
+use tidegate_core::Reason;
 
 pub const MS: u64 = 1_000_000;
 pub const SECOND: u64 = 1_000 * MS;
@@ -30,7 +30,18 @@ pub struct Ask {
     pub print: u64,
 }
 
-/// What a request for permits is told. Who is queued gets a number: how many were queued before.
+/// A call in the queue.
+#[derive(Clone, Debug)]
+pub struct Waiter {
+    /// Its number, as in [`Answer::Queued`].
+    pub call: usize,
+    pub end: u64,
+    /// From when it counts, then which arrival it was.
+    pub place: (u64, usize),
+    pub ask: Ask,
+}
+
+/// What a request for permits is told. Answers `Queued` are numbered from 1.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     Granted { token: u64, permits: u32, ttl: u64, granted_at: u64, replayed: bool },
@@ -38,16 +49,17 @@ pub enum Answer {
     Queued(usize),
 }
 
-/// How far a request has come.
-#[derive(Clone, Debug, PartialEq)]
-pub enum State {
-    Waiting { number: usize, end: u64 },
-    Live { token: u64, granted_at: u64, end: u64, told: bool },
-    /// What a release answers from now on.
-    Over { token: Option<u64>, at: u64, answer: Release },
-}
-
 impl Ask {
+    /// It repeats that earlier one.
+    pub fn repeats(&self, first: &Self) -> bool {
+        self.request.is_some() && self.request == first.request
+    }
+
+    /// It is past its deadline.
+    pub fn is_late(&self, now: u64) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+
     /// What is wrong with it, whatever the state.
     pub fn wrong(&self, rules: &Rules) -> Option<Reason> {
         if !(1..=rules.ceiling).contains(&self.permits) {
@@ -62,10 +74,15 @@ impl Ask {
     /// Until when it may wait, or why not at all.
     pub fn wait_end(&self, now: u64, rules: &Rules) -> Result<u64, Reason> {
         let max_wait = self.max_wait.unwrap_or(u64::MAX).min(rules.max_wait);
-        if max_wait == 0 || rules.max_queued == 0 {
-            return Err(Reason::ConcurrencyCapacityExhausted);
-        }
         let end = self.answer_by.unwrap_or(u64::MAX).min(now + max_wait);
-        if end <= now { Err(Reason::WaitTimeout) } else { Ok(end) }
+        if self.is_late(now) {
+            Err(Reason::WaitTimeout)
+        } else if max_wait == 0 || rules.max_queued == 0 {
+            Err(Reason::ConcurrencyCapacityExhausted)
+        } else if end <= now {
+            Err(Reason::WaitTimeout)
+        } else {
+            Ok(end)
+        }
     }
 }

@@ -1,0 +1,189 @@
+//! What a case consists of: settings, then commands with time between them, and how they are drawn at random.
+//!
+//! Whom a command is about is drawn as a number and resolved when it runs, against those that there are by then.
+
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use super::plain::{MS, Rules, SECOND};
+
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub rules: Rules,
+    pub commands: Vec<(Step, Command)>,
+}
+
+/// How much time passes before a command.
+#[derive(Clone, Copy, Debug)]
+pub enum Step {
+    None,
+    Millis(u64),
+    /// To an instant at which something is due, or just before, or just after it.
+    Border(Border, i64),
+}
+
+/// What may be due.
+#[derive(Clone, Copy, Debug)]
+pub enum Border {
+    Wait,
+    Lease,
+    Stall,
+    Memory,
+}
+
+#[derive(Clone, Debug)]
+pub enum Command {
+    Acquire(Wish),
+    Release(Token),
+    ReleaseRequest(u64),
+    Renew(Token),
+    SetLimit(u32),
+    Leave(Call),
+    /// A waiter that was granted hears of it.
+    Confirm(Token),
+    /// A waiter that was granted is gone.
+    GiveBack(Token),
+    /// The start limit, if it changes, and the ceiling.
+    Configure(Option<u32>, u32),
+    /// The server stands still for that many milliseconds.
+    Stall(u64),
+    Advance,
+}
+
+/// A request for permits, with times in milliseconds from now.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    pub permits: u32,
+    pub rank: u64,
+    pub max_wait: Option<u64>,
+    /// Deadline, and how much earlier to answer.
+    pub deadline: Option<(i64, u64)>,
+    pub ttl: Option<u64>,
+    pub request: Option<u64>,
+    /// What a repeat must not change is as usual for this request id.
+    pub as_usual: bool,
+}
+
+/// Which lease.
+#[derive(Clone, Copy, Debug)]
+pub enum Token {
+    Live(usize),
+    /// Granted to a waiter that has not heard of it.
+    Unheard(usize),
+    /// Any that ever was: live, over, given back.
+    Any(usize),
+    /// That many after the last one, wrapping.
+    MadeUp(u64),
+}
+
+/// Which waiter.
+#[derive(Clone, Copy, Debug)]
+pub enum Call {
+    Waiting(usize),
+    /// Any that ever was: waiting, granted, refused, superseded.
+    Any(usize),
+}
+
+pub fn case(length: usize) -> impl Strategy<Value = Case> {
+    (rules(), prop::collection::vec((step(), command()), length))
+        .prop_map(|(rules, commands)| Case { rules, commands })
+}
+
+fn rules() -> impl Strategy<Value = Rules> {
+    let max_queued = prop_oneof![1 => Just(0), 20 => 1_usize..=6];
+    let max_wait = prop_oneof![1 => Just(0), 20 => select(vec![500 * MS, SECOND, 2 * SECOND, 3 * SECOND])];
+    let aging_step = select(vec![0, 250 * MS, 500 * MS, SECOND]);
+    (1..=4_u32, 0..=3_u32, max_queued, max_wait, aging_step, 2..=3_u64).prop_map(
+        |(limit, more, max_queued, max_wait, aging_step, ttl)| Rules {
+            limit,
+            ceiling: limit + more,
+            max_queued,
+            max_wait,
+            aging_step,
+            ttl: ttl * SECOND,
+            max_ttl: 5 * SECOND,
+        },
+    )
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let border = prop_oneof![
+        8 => Just(Border::Wait),
+        8 => Just(Border::Lease),
+        4 => Just(Border::Stall),
+        1 => Just(Border::Memory),
+    ];
+    prop_oneof![
+        90 => Just(Step::None),
+        50 => (1..300_u64).prop_map(Step::Millis),
+        3 => (1_000..6_000_u64).prop_map(Step::Millis),
+        40 => (border, -1..=1_i64).prop_map(|(border, side)| Step::Border(border, side)),
+    ]
+}
+
+fn command() -> impl Strategy<Value = Command> {
+    prop_oneof![
+        30 => wish().prop_map(Command::Acquire),
+        20 => token().prop_map(Command::Release),
+        3 => (0..6_u64).prop_map(Command::ReleaseRequest),
+        8 => token().prop_map(Command::Renew),
+        20 => limit().prop_map(Command::SetLimit),
+        5 => call().prop_map(Command::Leave),
+        3 => unheard().prop_map(Command::Confirm),
+        3 => unheard().prop_map(Command::GiveBack),
+        2 => (proptest::option::of(1..=4_u32), 1..=7_u32).prop_map(|(limit, ceiling)| Command::Configure(limit, ceiling)),
+        2 => select(vec![101, 300, 499, 501, 2_000, 10_000]).prop_map(Command::Stall),
+        4 => Just(Command::Advance),
+    ]
+}
+
+fn wish() -> impl Strategy<Value = Wish> {
+    let permits = prop_oneof![60 => Just(1), 20 => Just(2), 10 => Just(3), 7 => Just(4), 2 => Just(8), 1 => Just(0)];
+    let max_wait = prop_oneof![
+        10 => Just(None),
+        2 => Just(Some(0)),
+        8 => select(vec![1, 50, 200, 500, 1_000, 10_000]).prop_map(Some),
+    ];
+    let deadline = prop_oneof![
+        6 => Just(None),
+        1 => (-1..=1_i64, 0..=1_u64).prop_map(Some),
+        2 => (20..2_000_i64, Just(20)).prop_map(Some),
+    ];
+    let ttl = prop_oneof![
+        8 => Just(None),
+        6 => select(vec![2_000, 2_500, 4_000, 5_000]).prop_map(Some),
+        1 => select(vec![0, 1_999, 5_001]).prop_map(Some),
+    ];
+    let request = prop_oneof![2 => Just(None), 3 => (0..6_u64).prop_map(Some)];
+    (permits, 0..=2_u64, max_wait, deadline, ttl, (request, prop::bool::weighted(0.9))).prop_map(
+        |(permits, rank, max_wait, deadline, ttl, (request, as_usual))| Wish {
+            permits,
+            rank,
+            max_wait,
+            deadline,
+            ttl,
+            request,
+            as_usual,
+        },
+    )
+}
+
+fn limit() -> impl Strategy<Value = u32> {
+    prop_oneof![20 => 1..=7_u32, 1 => select(vec![0, 8, u32::MAX])]
+}
+
+fn token() -> impl Strategy<Value = Token> {
+    prop_oneof![
+        6 => any::<usize>().prop_map(Token::Live),
+        3 => any::<usize>().prop_map(Token::Any),
+        1 => select(vec![1, 2, 1 << 32, u64::MAX / 2, u64::MAX - 1]).prop_map(Token::MadeUp),
+    ]
+}
+
+fn unheard() -> impl Strategy<Value = Token> {
+    prop_oneof![5 => any::<usize>().prop_map(Token::Unheard), 1 => token()]
+}
+
+fn call() -> impl Strategy<Value = Call> {
+    prop_oneof![3 => any::<usize>().prop_map(Call::Waiting), 1 => any::<usize>().prop_map(Call::Any)]
+}

@@ -1,0 +1,222 @@
+//! The shell in paused time: queueing, ends of waits and leases, stalls, cells made and deleted.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{SLACK, TTL, acquire, admission, ask, drain_and_refill, try_acquire, with};
+use tidegate_core::{Draft, Reason, Release, Renewal};
+use tidegate_server::Conflict;
+use tokio::time::{Instant, advance, sleep};
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Waits, in paused time, until that many callers are in the queue.
+async fn queued(admission: &tidegate_server::Admission, waiters: u32) {
+    while admission.bulkhead("db").unwrap().status.queued != waiters {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn w06_a_freed_permit_goes_to_the_longest_waiter() {
+    let admission = admission(1);
+    let first = acquire(&admission).await.unwrap();
+    let mut waiters = Vec::new();
+    for waiter in 0..3 {
+        let waiting = admission.clone();
+        waiters.push(tokio::spawn(async move { acquire(&waiting).await }));
+        queued(&admission, waiter + 1).await;
+    }
+    let mut lease = first;
+    for waiter in waiters {
+        sleep(millis(100)).await;
+        assert_eq!(admission.release(&lease.lease_id), Release::Released);
+        lease = waiter.await.unwrap().unwrap();
+    }
+    assert_eq!(lease.waited.as_millis(), 300);
+    admission.release(&lease.lease_id);
+    drain_and_refill(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_in_time_with_no_other_event_in_the_system() {
+    let admission = admission(1);
+    let held = try_acquire(&admission).await.unwrap();
+    for (max_wait, answer_by, end) in [(700, None, 700), (5_000, Some(321), 321), (90_000, None, 9_000)] {
+        let start = Instant::now();
+        let mut ask = ask(&admission, None);
+        ask.acquire.max_wait = Some(millis(max_wait));
+        ask.acquire.answer_by = answer_by.map(|by| ask.received + millis(by));
+        // The last one waits longer than the lease before it lasts.
+        let answer = tokio::time::timeout(millis(end), admission.acquire(ask)).await;
+        if let Ok(answer) = answer {
+            assert_eq!(answer.unwrap_err().refusal.reason, Reason::WaitTimeout);
+            assert!((millis(end)..=millis(end + 5)).contains(&start.elapsed()), "{:?}", start.elapsed());
+        }
+        admission.renew(&held.lease_id).unwrap();
+    }
+    drain_and_refill(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expiry_hands_over_as_a_release_would() {
+    let admission = admission(1);
+    let gone = acquire(&admission).await.unwrap();
+    let start = Instant::now();
+    let next = acquire(&admission).await.unwrap();
+    assert!((TTL..=TTL + SLACK).contains(&start.elapsed()), "{:?}", start.elapsed());
+    assert_eq!(admission.renew(&gone.lease_id), Some(Renewal::Expired));
+    assert_eq!(admission.release(&gone.lease_id), Release::Expired);
+    assert!(next.grant.token > gone.grant.token && next.grant.floor == next.grant.token);
+    drain_and_refill(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stall_of_the_server_moves_lease_ends_and_nothing_else() {
+    let admission = admission(2);
+    let renewed = acquire(&admission).await.unwrap();
+    let silent = acquire(&admission).await.unwrap();
+    sleep(millis(4_000)).await;
+    let waiting = admission.clone();
+    let mut next = tokio::spawn(async move {
+        let mut ask = ask(&waiting, None);
+        ask.acquire.max_wait = Some(millis(20_000));
+        waiting.acquire(ask).await
+    });
+    queued(&admission, 1).await;
+    // Stopped for twice the ttl: the wait is over, no lease is.
+    advance(TTL * 2).await;
+    assert!(matches!(admission.renew(&renewed.lease_id), Some(Renewal::Renewed { .. })));
+    assert_eq!((&mut next).await.unwrap().unwrap_err().refusal.reason, Reason::WaitTimeout);
+    let resumed = Instant::now();
+    assert!(matches!(admission.renew(&silent.lease_id), Some(Renewal::Renewed { .. })));
+    while admission.bulkhead("db").unwrap().status.running > 0 {
+        sleep(millis(10)).await;
+    }
+    assert!((TTL..=TTL + SLACK).contains(&resumed.elapsed()), "{:?}", resumed.elapsed());
+    drain_and_refill(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_stall_no_lease_falls_due_and_no_waiter_is_granted_for_a_moment() {
+    let admission = admission(1);
+    let held = acquire(&admission).await.unwrap();
+    let waiting = admission.clone();
+    let next = tokio::spawn(async move { acquire(&waiting).await });
+    queued(&admission, 1).await;
+    advance(millis(3_000)).await;
+    let resumed = Instant::now();
+    assert_eq!(admission.release(&held.lease_id), Release::Released);
+    assert_eq!(try_acquire(&admission).await.unwrap_err().refusal.reason, Reason::ConcurrencyCapacityExhausted);
+    let granted = next.await.unwrap().unwrap();
+    assert!((millis(50)..=millis(56)).contains(&resumed.elapsed()), "{:?}", resumed.elapsed());
+    admission.release(&granted.lease_id);
+    drain_and_refill(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn w07_a_moved_limit_wakes_as_many_as_now_fit_and_lowering_takes_none_away() {
+    let admission = with(Draft { limit: Some(1), ceiling: Some(9), max_queued: Some(50), ..Draft::default() });
+    let held = acquire(&admission).await.unwrap();
+    let mut waiters = tokio::task::JoinSet::new();
+    for _ in 0..20 {
+        let waiting = admission.clone();
+        waiters.spawn(async move { acquire(&waiting).await });
+    }
+    queued(&admission, 20).await;
+    assert_eq!(admission.set_limit("db", 10).unwrap_err().refusal.invalid.unwrap().field, "limit");
+    assert_eq!(admission.set_limit("db", 0).unwrap_err().refusal.invalid.unwrap().field, "limit");
+    let status = admission.set_limit("db", 6).unwrap().status;
+    assert_eq!((status.limit, status.running, status.queued), (6, 6, 15));
+    let status = admission.set_limit("db", 2).unwrap().status;
+    assert_eq!((status.limit, status.running, status.queued), (2, 6, 15));
+    admission.release(&held.lease_id);
+    let status = admission.bulkhead("db").unwrap().status;
+    assert_eq!((status.running, status.queued), (5, 15));
+    for _ in 0..5 {
+        waiters.join_next().await.unwrap().unwrap().unwrap();
+    }
+    waiters.shutdown().await;
+    drain_and_refill(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_that_nobody_configured_takes_the_default_bulkhead() {
+    let admission = admission(1);
+    let mut other = ask(&admission, None);
+    other.bulkhead = "other".into();
+    assert_eq!(admission.acquire(other).await.unwrap_err().refusal.reason, Reason::BulkheadNotFound);
+    let settings = Draft { limit: Some(1), ..Draft::default() }.try_into().unwrap();
+    admission.create("default", settings).unwrap();
+    let mut other = ask(&admission, None);
+    other.bulkhead = "other".into();
+    let granted = admission.acquire(other).await.unwrap();
+    assert_eq!(&*granted.bulkhead, "default");
+    let leases = admission.leases(None, ("", Default::default()), 9).unwrap();
+    assert_eq!((&*leases[0].bulkhead, &*leases[0].partition), ("default", "other"));
+    admission.bulkhead("other").unwrap_err();
+    drain_and_refill(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_bulkhead_made_again_is_another_one_with_higher_tokens() {
+    let admission = admission(3);
+    let held = acquire(&admission).await.unwrap();
+    assert_eq!(admission.delete("db"), Err(Conflict::InUse));
+    assert_eq!(
+        admission.create("db", Draft { limit: Some(1), ..Draft::default() }.try_into().unwrap()),
+        Err(Conflict::Exists)
+    );
+    admission.release(&held.lease_id);
+    assert_eq!((admission.delete("db"), admission.delete("db")), (Ok(()), Err(Conflict::NotFound)));
+    assert_eq!(acquire(&admission).await.unwrap_err().refusal.reason, Reason::BulkheadNotFound);
+    assert_eq!(admission.renew(&held.lease_id), Some(Renewal::Ended));
+    assert_eq!(admission.release(&held.lease_id), Release::Ended);
+    admission.create("db", Draft { limit: Some(2), ..Draft::default() }.try_into().unwrap()).unwrap();
+    let again = acquire(&admission).await.unwrap();
+    assert!(again.grant.token > held.grant.token);
+    assert_eq!(admission.release(&held.lease_id), Release::Ended);
+    assert_eq!(admission.bulkhead("db").unwrap().status.running, 1);
+    drain_and_refill(&admission).await;
+}
+
+/// Time is real here, and so are the threads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn making_and_deleting_never_doubles_a_limit() {
+    let admission = admission(1);
+    let end = Instant::now() + millis(300);
+    let running = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let (admission, running) = (admission.clone(), running.clone());
+        tasks.spawn(async move {
+            let mut grants = 0;
+            while Instant::now() < end {
+                if let Ok(granted) = try_acquire(&admission).await {
+                    assert_eq!(running.fetch_add(1, std::sync::atomic::Ordering::SeqCst), 0, "two run under limit 1");
+                    tokio::task::yield_now().await;
+                    running.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                    assert_eq!(admission.release(&granted.lease_id), Release::Released);
+                    grants += 1;
+                }
+                tokio::task::yield_now().await;
+            }
+            grants
+        });
+    }
+    let mut deleted = 0;
+    while Instant::now() < end {
+        if admission.delete("db").is_ok() {
+            deleted += 1;
+            admission.create("db", Draft { limit: Some(1), ..Draft::default() }.try_into().unwrap()).unwrap();
+        }
+        tokio::task::yield_now().await;
+    }
+    let grants: u32 = tasks.join_all().await.into_iter().sum();
+    assert!(grants > 100 && deleted > 20, "tested nothing: {grants} grants, {deleted} deletions");
+    drain_and_refill(&admission).await;
+}
