@@ -258,7 +258,7 @@ impl Admission {
             Ok(Verdict::Granted(grant)) => state.bulkhead.give_back(now, grant.token),
             Ok(Verdict::Refused(_)) => return,
             Err(_) => {
-                state.parked[id.slot()] = None;
+                state.parked[id.index()] = None;
                 state.bulkhead.leave(now, id)
             }
         };
@@ -290,7 +290,7 @@ impl Admission {
                 Effect::Granted(id, grant) => (id, Verdict::Granted(grant)),
                 Effect::Refused(id, refusal) => (id, Verdict::Refused(refusal)),
             };
-            let told = state.parked[id.slot()].take().map(|parked| parked.send(verdict).is_ok());
+            let told = state.parked[id.index()].take().map(|parked| parked.send(verdict).is_ok());
             debug_assert_eq!(told, Some(true), "receivers go under the lock, after their place");
         }
         if let Some(deadline) = state.bulkhead.next_deadline()
@@ -349,10 +349,10 @@ impl State {
     /// Where the waiter's verdict will come in.
     fn park(&mut self, id: WaiterId) -> oneshot::Receiver<Verdict> {
         let (sender, receiver) = oneshot::channel();
-        if self.parked.len() <= id.slot() {
-            self.parked.resize_with(id.slot() + 1, || None);
+        if self.parked.len() <= id.index() {
+            self.parked.resize_with(id.index() + 1, || None);
         }
-        self.parked[id.slot()] = Some(sender);
+        self.parked[id.index()] = Some(sender);
         receiver
     }
 }

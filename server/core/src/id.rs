@@ -38,7 +38,7 @@ pub struct WaiterId {
 
 impl WaiterId {
     /// A small number that no other waiter of the bulkhead has at the same time; used again after it left.
-    pub const fn slot(self) -> usize {
+    pub const fn index(self) -> usize {
         self.slot as usize
     }
 }
