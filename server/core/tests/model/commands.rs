@@ -37,7 +37,7 @@ pub enum Command {
     Release(Token),
     ReleaseRequest(u64),
     Renew(Token),
-    SetLimit(u32),
+    SetLimit(Limit),
     Leave(Call),
     /// A waiter that was granted hears of it.
     Confirm(Token),
@@ -51,7 +51,7 @@ pub enum Command {
 }
 
 /// A request for permits, with times in milliseconds from now.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Wish {
     pub permits: u32,
     pub rank: u64,
@@ -62,6 +62,15 @@ pub struct Wish {
     pub request: Option<u64>,
     /// What a repeat must not change is as usual for this request id.
     pub as_usual: bool,
+}
+
+/// Which limit.
+#[derive(Clone, Copy, Debug)]
+pub enum Limit {
+    Within(u32),
+    /// That many more than one above the ceiling.
+    Above(u32),
+    Zero,
 }
 
 /// Which lease.
@@ -85,7 +94,8 @@ pub enum Call {
 }
 
 pub fn case(length: usize) -> impl Strategy<Value = Case> {
-    (rules(), prop::collection::vec((step(), command()), length))
+    // So long on average, and short ones when a failure is shrunk.
+    (rules(), prop::collection::vec((step(), command()), 1..2 * length))
         .prop_map(|(rules, commands)| Case { rules, commands })
 }
 
@@ -93,7 +103,7 @@ fn rules() -> impl Strategy<Value = Rules> {
     let max_queued = prop_oneof![1 => Just(0), 20 => 1_usize..=6];
     let max_wait = prop_oneof![1 => Just(0), 20 => select(vec![500 * MS, SECOND, 2 * SECOND, 3 * SECOND])];
     let aging_step = select(vec![0, 250 * MS, 500 * MS, SECOND]);
-    (1..=4_u32, 0..=3_u32, max_queued, max_wait, aging_step, 2..=3_u64).prop_map(
+    (1..=5_u32, 0..=3_u32, max_queued, max_wait, aging_step, 2..=3_u64).prop_map(
         |(limit, more, max_queued, max_wait, aging_step, ttl)| Rules {
             limit,
             ceiling: limit + more,
@@ -114,26 +124,26 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Border::Memory),
     ];
     prop_oneof![
-        90 => Just(Step::None),
-        50 => (1..300_u64).prop_map(Step::Millis),
-        3 => (1_000..6_000_u64).prop_map(Step::Millis),
-        40 => (border, -1..=1_i64).prop_map(|(border, side)| Step::Border(border, side)),
+        60 => Just(Step::None),
+        30 => (1..100_u64).prop_map(Step::Millis),
+        1 => (1_000..6_000_u64).prop_map(Step::Millis),
+        9 => (border, -1..=1_i64).prop_map(|(border, side)| Step::Border(border, side)),
     ]
 }
 
 fn command() -> impl Strategy<Value = Command> {
     prop_oneof![
-        30 => wish().prop_map(Command::Acquire),
-        20 => token().prop_map(Command::Release),
+        32 => wish().prop_map(Command::Acquire),
+        19 => token().prop_map(Command::Release),
         3 => (0..6_u64).prop_map(Command::ReleaseRequest),
-        8 => token().prop_map(Command::Renew),
+        9 => token().prop_map(Command::Renew),
         20 => limit().prop_map(Command::SetLimit),
-        5 => call().prop_map(Command::Leave),
+        4 => call().prop_map(Command::Leave),
         3 => unheard().prop_map(Command::Confirm),
         3 => unheard().prop_map(Command::GiveBack),
-        2 => (proptest::option::of(1..=4_u32), 1..=7_u32).prop_map(|(limit, ceiling)| Command::Configure(limit, ceiling)),
+        2 => (prop::option::of(1..=5_u32), 2..=8_u32).prop_map(|(limit, ceiling)| Command::Configure(limit, ceiling)),
         2 => select(vec![101, 300, 499, 501, 2_000, 10_000]).prop_map(Command::Stall),
-        4 => Just(Command::Advance),
+        3 => Just(Command::Advance),
     ]
 }
 
@@ -154,7 +164,7 @@ fn wish() -> impl Strategy<Value = Wish> {
         6 => select(vec![2_000, 2_500, 4_000, 5_000]).prop_map(Some),
         1 => select(vec![0, 1_999, 5_001]).prop_map(Some),
     ];
-    let request = prop_oneof![2 => Just(None), 3 => (0..6_u64).prop_map(Some)];
+    let request = prop::option::weighted(0.4, 0..6_u64);
     (permits, 0..=2_u64, max_wait, deadline, ttl, (request, prop::bool::weighted(0.9))).prop_map(
         |(permits, rank, max_wait, deadline, ttl, (request, as_usual))| Wish {
             permits,
@@ -168,8 +178,8 @@ fn wish() -> impl Strategy<Value = Wish> {
     )
 }
 
-fn limit() -> impl Strategy<Value = u32> {
-    prop_oneof![20 => 1..=7_u32, 1 => select(vec![0, 8, u32::MAX])]
+fn limit() -> impl Strategy<Value = Limit> {
+    prop_oneof![15 => any::<u32>().prop_map(Limit::Within), 1 => select(vec![0, 1, u32::MAX / 2]).prop_map(Limit::Above), 1 => Just(Limit::Zero)]
 }
 
 fn token() -> impl Strategy<Value = Token> {

@@ -1,8 +1,8 @@
 //! What a bulkhead has to do, told simply: a list of waiters, a map of leases, all else found by looking through them.
 
-use tidegate_core::{Reason, Release};
 use super::leases::Leases;
 use super::plain::{Answer, Ask, Rules, Waiter};
+use tidegate_core::{Reason, Release};
 
 #[derive(Default)]
 pub struct Oracle {

@@ -1,0 +1,75 @@
+//! Between the core's values and the plain ones.
+
+use std::time::Duration;
+
+use tidegate_core::{
+    Acquire, Draft, Grant, Holder, Instant, Priority, Reason, Refusal, Release, Renewal, RequestKey, Settings,
+};
+
+use super::plain::{Answer, Ask, Rules};
+
+pub fn settings(rules: &Rules) -> Settings {
+    let draft = Draft {
+        limit: Some(rules.limit),
+        ceiling: Some(rules.ceiling),
+        max_queued: Some(u32::try_from(rules.max_queued).unwrap()),
+        max_wait: Some(Duration::from_nanos(rules.max_wait)),
+        lease_ttl: Some(Duration::from_nanos(rules.ttl)),
+        max_lease_ttl: Some(Duration::from_nanos(rules.max_ttl)),
+        aging_step: Some(Duration::from_nanos(rules.aging_step)),
+        ..Draft::default()
+    };
+    Settings::try_from(draft).unwrap()
+}
+
+pub fn acquire(ask: &Ask) -> Acquire {
+    Acquire {
+        permits: ask.permits,
+        priority: [Priority::Critical, Priority::Normal, Priority::Sheddable][usize::try_from(ask.rank).unwrap()],
+        max_wait: ask.max_wait.map(Duration::from_nanos),
+        deadline: ask.deadline.map(Instant::from_nanos),
+        answer_by: ask.answer_by.map(Instant::from_nanos),
+        ttl: ask.ttl.map(Duration::from_nanos),
+        request: ask.request.map(request),
+        fingerprint: ask.print,
+        partition: None,
+        holder: Holder::default(),
+    }
+}
+
+pub fn request(number: u64) -> RequestKey {
+    RequestKey { identity: number % 2, request: number / 2 }
+}
+
+pub fn granted(grant: &Grant) -> Answer {
+    Answer::Granted {
+        token: grant.token.as_u64(),
+        permits: grant.permits,
+        ttl: nanos(grant.ttl),
+        granted_at: grant.granted_at.as_nanos(),
+        replayed: grant.replayed,
+    }
+}
+
+/// Also checks what the oracle does not tell: that a hint is there where coming back helps.
+pub fn refused(refusal: &Refusal) -> Answer {
+    let Refusal { reason, limit, running, queued, hint, .. } = *refusal;
+    let helps = matches!(reason, Reason::ConcurrencyCapacityExhausted | Reason::QueueFull | Reason::WaitTimeout);
+    let within = |hint| (Duration::from_millis(50)..=Duration::from_mins(1)).contains(&hint);
+    assert_eq!(hint.is_some_and(within), helps, "the hint of {refusal:?}");
+    Answer::Refused { reason, limit, running, queued: queued as usize }
+}
+
+/// The ttl, or what a release would answer.
+pub fn renewed(renewal: Renewal) -> Result<u64, Release> {
+    match renewal {
+        Renewal::Renewed { ttl, .. } => Ok(nanos(ttl)),
+        Renewal::Released => Err(Release::AlreadyReleased),
+        Renewal::Expired => Err(Release::Expired),
+        Renewal::Ended => Err(Release::Ended),
+    }
+}
+
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap()
+}

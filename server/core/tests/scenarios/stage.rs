@@ -1,0 +1,180 @@
+//! Where a story is played: one bulkhead, its time, and who stands behind each name.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidegate_core::{Bulkhead, Decision, Effect, FencingToken, Instant, Stall, Step, WaiterId};
+
+use super::words;
+
+/// How far to the right the answers stand.
+const ANSWERS: usize = 48;
+/// How far to the right what happened to others stands.
+const EFFECTS: usize = 11;
+
+pub struct Stage {
+    core: Bulkhead,
+    now: Instant,
+    forgiven: Duration,
+    /// By the name of each call: what it got so far.
+    callers: BTreeMap<String, Caller>,
+}
+
+/// A call: its place in the queue, if it ever had one, and its lease.
+#[derive(Clone, Copy, Default)]
+struct Caller {
+    place: Option<WaiterId>,
+    lease: Option<FencingToken>,
+}
+
+impl Stage {
+    pub fn new(settings: &[&str]) -> Result<Self, String> {
+        Ok(Self {
+            core: Bulkhead::new(words::settings(settings)?, FencingToken::default()),
+            now: Instant::ORIGIN,
+            forgiven: Duration::ZERO,
+            callers: BTreeMap::new(),
+        })
+    }
+
+    /// One command: the lines that tell it and what came of it.
+    pub fn play(&mut self, time: &str, command: &[&str]) -> Result<String, String> {
+        let now = words::instant(time)?;
+        if now < self.now {
+            return Err(format!("time goes back from {} to {time}", words::at(self.now)));
+        }
+        self.now = now;
+        let until_arrow = command.iter().position(|word| *word == "->").unwrap_or(command.len());
+        let command = &command[..until_arrow];
+        let (answer, effects) = self.act(command)?;
+        let told = format!("at {time:<width$}{}", command.join(" "), width = EFFECTS - 3);
+        let mut told = match answer.as_str() {
+            "" => told,
+            answer => format!("{told:<ANSWERS$} -> {answer}"),
+        };
+        for effect in effects {
+            let what = self.note(&effect);
+            told += &format!("\n{:EFFECTS$}{what}", "");
+        }
+        Ok(told + "\n")
+    }
+
+    fn act(&mut self, command: &[&str]) -> Result<(String, Vec<Effect>), String> {
+        let now = self.now;
+        match *command {
+            ["time", "passes"] => Ok(done(self.core.advance(now))),
+            ["status"] => {
+                let status = self.core.status();
+                Ok(tell(format!("limit {}, running {}, queued {}", status.limit, status.running, status.queued)))
+            }
+            ["totals"] => Ok(tell(words::totals(&self.core.status().totals))),
+            ["leases"] => {
+                let leases = self.core.leases_from(FencingToken::default());
+                let leases = leases.map(|held| format!("{} until {}", words::token(held.token), words::at(held.end)));
+                Ok(tell(leases.collect::<Vec<_>>().join(", ")))
+            }
+            ["deadline"] => Ok(tell(self.core.next_deadline().map_or("nobody waits".into(), words::at))),
+            ["limit", "becomes", limit] => {
+                let step = self.core.set_limit(now, words::number(limit)?);
+                Ok((step.answer.map_or_else(|invalid| format!("refused: {invalid}"), |()| "done".into()), step.effects))
+            }
+            ["settings", "become", ref settings @ ..] => Ok(done(self.core.configure(now, words::settings(settings)?))),
+            ["server", "resumes", "after", gap] => {
+                let gap = words::span(gap)?;
+                self.forgiven += gap;
+                self.core.forgive(Stall { total: self.forgiven, gap, resumed: now });
+                Ok(tell(String::new()))
+            }
+            [name, "acquires", ref ask @ ..] => {
+                if self.callers.contains_key(name) {
+                    return Err(format!("{name} has called before: a new call needs a new name"));
+                }
+                let step = self.core.acquire(now, words::acquire(ask)?);
+                let mut caller = Caller::default();
+                let answer = match step.answer {
+                    Decision::Granted(grant) => {
+                        caller.lease = Some(grant.token);
+                        words::granted(&grant, now)
+                    }
+                    Decision::Queued(id) => {
+                        caller.place = Some(id);
+                        "queued".into()
+                    }
+                    Decision::Refused(refusal) => words::refused(&refusal),
+                };
+                self.callers.insert(name.into(), caller);
+                Ok((answer, step.effects))
+            }
+            [name, "renews"] => {
+                let step = self.core.renew(now, self.token(name)?);
+                Ok((words::renewed(step.answer, now), step.effects))
+            }
+            [name, "releases"] => {
+                let step = self.core.release(now, self.token(name)?);
+                Ok((words::released(step.answer).into(), step.effects))
+            }
+            ["request", request, "is", "released"] => {
+                let step = self.core.release_request(now, words::request(request));
+                Ok((words::released(step.answer).into(), step.effects))
+            }
+            [name, "leaves"] => {
+                let place = self.caller(name)?.place.ok_or(format!("{name} never waited"))?;
+                Ok(done(self.core.leave(now, place)))
+            }
+            [name, "hears"] => {
+                self.core.confirm(self.token(name)?);
+                Ok(tell(String::new()))
+            }
+            [name, "vanishes"] => Ok(done(self.core.give_back(now, self.token(name)?))),
+            _ => Err("unknown command".into()),
+        }
+    }
+
+    /// Notes what became of a waiter, and tells it.
+    fn note(&mut self, effect: &Effect) -> String {
+        let (id, lease, what) = match effect {
+            Effect::Granted(id, grant) => (*id, Some(grant.token), words::granted(grant, self.now)),
+            Effect::Refused(id, refusal) => (*id, None, words::refused(refusal)),
+        };
+        let found = self.callers.iter_mut().find(|(_, caller)| caller.place == Some(id));
+        let (name, caller) = found.expect("an effect concerns a waiter");
+        caller.lease = lease;
+        format!("{name} {what}")
+    }
+
+    fn caller(&self, name: &str) -> Result<Caller, String> {
+        self.callers.get(name).copied().ok_or(format!("nobody is called {name}"))
+    }
+
+    fn token(&self, name: &str) -> Result<FencingToken, String> {
+        self.caller(name)?.lease.ok_or(format!("{name} has no lease"))
+    }
+
+    /// Everybody leaves and releases: then the whole limit can be taken at once.
+    pub fn drain_and_refill(mut self) {
+        let now = self.now + Duration::from_secs(1);
+        for place in self.callers.values().filter_map(|caller| caller.place) {
+            let _ = self.core.leave(now, place);
+        }
+        loop {
+            let Some(token) = self.core.leases_from(FencingToken::default()).next().map(|held| held.token) else {
+                break;
+            };
+            let _ = self.core.release(now, token);
+        }
+        let status = self.core.status();
+        assert_eq!((status.running, status.queued), (0, 0), "a permit or a place is lost");
+        for _ in 0..status.limit {
+            let answer = self.core.acquire(now, words::acquire(&["1"]).unwrap()).answer;
+            assert!(matches!(answer, Decision::Granted(_)), "a permit is lost: {answer:?}");
+        }
+    }
+}
+
+fn done(step: Step<()>) -> (String, Vec<Effect>) {
+    (String::new(), step.effects)
+}
+
+fn tell(answer: String) -> (String, Vec<Effect>) {
+    (answer, Vec::new())
+}

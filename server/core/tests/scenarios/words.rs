@@ -1,0 +1,167 @@
+//! The words of a story: how times, settings and requests are read, and how answers are told.
+
+use std::time::Duration;
+
+use tidegate_core::{
+    Acquire, Draft, FencingToken, Grant, Holder, Instant, Priority, Reason, Refusal, Release, Renewal, RequestKey,
+    Settings, Totals,
+};
+
+pub fn number<T: std::str::FromStr>(word: &str) -> Result<T, String> {
+    word.parse().map_err(|_| format!("`{word}` is no number"))
+}
+
+/// `1.5s`, `20ms`, `2m`.
+pub fn span(word: &str) -> Result<Duration, String> {
+    let at = word.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(word.len());
+    let unit = match &word[at..] {
+        "ns" => 1,
+        "ms" => 1_000_000,
+        "s" => 1_000_000_000,
+        "m" => 60_000_000_000,
+        _ => return Err(format!("`{word}` is no time: write 1.5s, 20ms or 2m")),
+    };
+    let (whole, part) = word[..at].split_once('.').unwrap_or((&word[..at], ""));
+    let mut nanos = number::<u64>(whole)? * unit;
+    let mut digit_unit = unit;
+    for digit in part.chars() {
+        digit_unit /= 10;
+        nanos += u64::from(digit.to_digit(10).ok_or(format!("`{word}` is no time"))?) * digit_unit;
+    }
+    Ok(Duration::from_nanos(nanos))
+}
+
+pub fn instant(word: &str) -> Result<Instant, String> {
+    Ok(Instant::ORIGIN + span(word)?)
+}
+
+pub fn settings(words: &[&str]) -> Result<Settings, String> {
+    let mut draft = Draft::default();
+    for pair in words.chunks(2) {
+        match *pair {
+            ["limit", value] => draft.limit = Some(number(value)?),
+            ["ceiling", value] => draft.ceiling = Some(number(value)?),
+            ["max_queued", value] => draft.max_queued = Some(number(value)?),
+            ["max_wait", value] => draft.max_wait = Some(span(value)?),
+            ["lease_ttl", value] => draft.lease_ttl = Some(span(value)?),
+            ["max_lease_ttl", value] => draft.max_lease_ttl = Some(span(value)?),
+            ["aging_step", value] => draft.aging_step = Some(span(value)?),
+            ["max_remembered", value] => draft.max_remembered = Some(number(value)?),
+            _ => return Err(format!("no such setting: {}", pair.join(" "))),
+        }
+    }
+    Settings::try_from(draft).map_err(|invalid| invalid.to_string())
+}
+
+/// `2 critical wait 1s request r1`: a request for permits.
+pub fn acquire(words: &[&str]) -> Result<Acquire, String> {
+    let [permits, rest @ ..] = words else { return Err("how many permits?".into()) };
+    let mut ask = Acquire {
+        permits: number(permits)?,
+        priority: Priority::Normal,
+        max_wait: None,
+        deadline: None,
+        answer_by: None,
+        ttl: None,
+        request: None,
+        fingerprint: 0,
+        partition: None,
+        holder: Holder::default(),
+    };
+    let mut rest = rest;
+    while !rest.is_empty() {
+        rest = match rest {
+            ["critical", rest @ ..] => {
+                ask.priority = Priority::Critical;
+                rest
+            }
+            ["sheddable", rest @ ..] => {
+                ask.priority = Priority::Sheddable;
+                rest
+            }
+            ["wait", value, rest @ ..] => {
+                ask.max_wait = Some(span(value)?);
+                rest
+            }
+            ["deadline", value, rest @ ..] => {
+                ask.deadline = Some(instant(value)?);
+                rest
+            }
+            ["answer_by", value, rest @ ..] => {
+                ask.answer_by = Some(instant(value)?);
+                rest
+            }
+            ["ttl", value, rest @ ..] => {
+                ask.ttl = Some(span(value)?);
+                rest
+            }
+            ["request", value, rest @ ..] => {
+                ask.request = Some(request(value));
+                rest
+            }
+            [word, ..] => return Err(format!("unknown word `{word}` in a request")),
+            [] => unreachable!(),
+        };
+    }
+    // As the shell does: of what a repeat must not change.
+    ask.fingerprint = u64::from(ask.permits) << 32 | ask.ttl.map_or(0, |ttl| ttl.as_secs());
+    Ok(ask)
+}
+
+/// A name is hashed, as the shell does.
+pub fn request(name: &str) -> RequestKey {
+    let hash = name.bytes().fold(7, |hash: u64, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+    RequestKey { identity: 0, request: hash }
+}
+
+pub fn token(token: FencingToken) -> String {
+    format!("#{}", token.as_u64())
+}
+
+pub fn at(instant: Instant) -> String {
+    format!("{:?}", instant.since(Instant::ORIGIN))
+}
+
+pub fn granted(grant: &Grant, now: Instant) -> String {
+    let (again, start) = if grant.replayed { (" again", now) } else { ("", grant.granted_at) };
+    format!("granted {}{again} until {}", token(grant.token), at(start + grant.ttl))
+}
+
+pub fn refused(refusal: &Refusal) -> String {
+    let Refusal { reason, limit, running, queued, invalid, .. } = refusal;
+    let reason = reason.as_str();
+    match invalid {
+        Some(invalid) => format!("refused {reason}: {invalid}"),
+        None => format!("refused {reason} (limit {limit}, running {running}, queued {queued})"),
+    }
+}
+
+pub fn renewed(renewal: Renewal, now: Instant) -> String {
+    match renewal {
+        Renewal::Renewed { ttl, .. } => format!("renewed until {}", at(now + ttl)),
+        Renewal::Released => "released before".into(),
+        Renewal::Expired => "expired".into(),
+        Renewal::Ended => "ended".into(),
+    }
+}
+
+pub fn released(release: Release) -> &'static str {
+    match release {
+        Release::Released => "released",
+        Release::AlreadyReleased => "already released",
+        Release::Expired => "expired",
+        Release::Withdrawn => "withdrawn",
+        Release::Ended => "ended",
+        Release::Unknown => "unknown",
+    }
+}
+
+/// The ones that are not zero.
+pub fn totals(totals: &Totals) -> String {
+    let Totals { granted, waited, held_back, expired, forgotten, .. } = *totals;
+    let counts = [("granted", granted), ("waited", waited), ("held back", held_back), ("expired", expired)];
+    let counts = counts.into_iter().chain([("forgotten", forgotten)]);
+    let refused = Reason::ALL.into_iter().map(|reason| (reason.as_str(), totals.refused(reason)));
+    let some = counts.chain(refused).filter(|&(_, count)| count > 0);
+    some.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
+}
