@@ -1,67 +1,129 @@
-//! Who ends when: an indexed 4-ary min-heap, so that an end can be moved or taken out wherever it stands.
+//! Who ends when, with every end free to be moved or taken out.
 //!
-//! Four children share a cache line, and the common case of the project, an end later than all others, costs one
-//! comparison.
+//! Ends mostly come in order: leases of one ttl, waits of one `max_wait`. So an end that is not before the latest one is
+//! appended to a *run*, and taking it out leaves a gap there, which goes when the front reaches it or when there are more
+//! gaps than ends. Whatever comes out of order stands in an indexed 4-ary heap beside it. The first is the earlier of two
+//! firsts; in order everything is O(1), out of order O(log n).
+
+use std::collections::VecDeque;
 
 use crate::time::Instant;
 
 const CHILDREN: usize = 4;
+/// Gaps that the run may have beyond the number of its ends.
+const SPARE: usize = 64;
 
 /// The ends of those in the slots of a slab; each slot has at most one.
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
+    run: VecDeque<(Instant, u32)>,
+    /// The number of the run's first entry; entries are numbered on, around the end of u32 if need be.
+    run_begin: u32,
+    /// Entries of the run that are no gaps.
+    run_ends: usize,
     heap: Vec<(Instant, u32)>,
-    /// Where in `heap` a slot stands; stale for slots that have no end.
-    places: Vec<u32>,
+    /// Where a slot's end stands; stale for slots that have none.
+    places: Vec<Place>,
 }
 
+/// Where an end stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Nowhere.
+    Gone,
+    /// That entry of the run.
+    Run(u32),
+    /// There in the heap.
+    Heap(u32),
+}
+
+#[allow(clippy::cast_possible_truncation)] // slots are u32, and there are at most twice as many places
 impl Ends {
     /// The earliest end and whose it is.
     pub(crate) fn first(&self) -> Option<(Instant, u32)> {
-        self.heap.first().copied()
+        match (self.run.front(), self.heap.first()) {
+            (Some(run), Some(heap)) => Some(*if heap.0 < run.0 { heap } else { run }),
+            (run, heap) => run.or(heap).copied(),
+        }
     }
 
     /// Adds the end of a slot that has none.
     pub(crate) fn insert(&mut self, slot: u32, end: Instant) {
         if self.places.len() <= slot as usize {
-            self.places.resize(slot as usize + 1, 0);
+            self.places.resize(slot as usize + 1, Place::Gone);
         }
-        let place = self.heap.len();
-        self.heap.push((end, slot));
-        self.rise(place);
+        if self.run.back().is_none_or(|(latest, _)| *latest <= end) {
+            self.places[slot as usize] = Place::Run(self.run_begin.wrapping_add(self.run.len() as u32));
+            self.run.push_back((end, slot));
+            self.run_ends += 1;
+        } else {
+            let place = self.heap.len();
+            self.heap.push((end, slot));
+            self.rise(place);
+        }
     }
 
     /// The end of a slot that has one.
     pub(crate) fn get(&self, slot: u32) -> Instant {
-        self.heap[self.places[slot as usize] as usize].0
+        match self.places[slot as usize] {
+            Place::Run(number) => self.run[number.wrapping_sub(self.run_begin) as usize].0,
+            Place::Heap(place) => self.heap[place as usize].0,
+            Place::Gone => Instant::NEVER,
+        }
     }
 
     /// Moves the end of a slot that has one.
     pub(crate) fn update(&mut self, slot: u32, end: Instant) {
-        let place = self.places[slot as usize] as usize;
-        let later = self.heap[place].0 < end;
-        self.heap[place].0 = end;
-        self.settle(place, later);
+        self.remove(slot);
+        self.insert(slot, end);
     }
 
     /// Takes out the end of a slot that has one.
     pub(crate) fn remove(&mut self, slot: u32) {
-        let place = self.places[slot as usize] as usize;
-        let (gone, _) = self.heap.swap_remove(place);
-        if let Some(&(end, _)) = self.heap.get(place) {
-            self.settle(place, gone < end);
+        match std::mem::replace(&mut self.places[slot as usize], Place::Gone) {
+            Place::Run(_) => {
+                self.run_ends -= 1;
+                self.close_gaps();
+            }
+            Place::Heap(place) => {
+                let place = place as usize;
+                let (gone, _) = self.heap.swap_remove(place);
+                match self.heap.get(place) {
+                    Some(&(end, _)) if gone < end => self.sink(place),
+                    Some(_) => self.rise(place),
+                    None => {}
+                }
+            }
+            Place::Gone => {}
         }
     }
 
-    /// The entry there is now later than the one before, or earlier.
-    fn settle(&mut self, place: usize, later: bool) {
-        if later { self.sink(place) } else { self.rise(place) }
+    /// The run begins with an end, and has not many more gaps than ends.
+    fn close_gaps(&mut self) {
+        while let Some(&(_, slot)) = self.run.front()
+            && self.places[slot as usize] != Place::Run(self.run_begin)
+        {
+            self.run.pop_front();
+            self.run_begin = self.run_begin.wrapping_add(1);
+        }
+        if self.run.len() > 2 * self.run_ends + SPARE {
+            let (mut number, mut kept) = (self.run_begin, self.run_begin);
+            self.run.retain(|&(_, slot)| {
+                let place = &mut self.places[slot as usize];
+                let is_end = *place == Place::Run(number);
+                if is_end {
+                    *place = Place::Run(kept);
+                    kept = kept.wrapping_add(1);
+                }
+                number = number.wrapping_add(1);
+                is_end
+            });
+        }
     }
 
-    #[allow(clippy::cast_possible_truncation)] // slots are u32, and there are no more places than slots
     fn put(&mut self, place: usize, entry: (Instant, u32)) {
         self.heap[place] = entry;
-        self.places[entry.1 as usize] = place as u32;
+        self.places[entry.1 as usize] = Place::Heap(place as u32);
     }
 
     fn rise(&mut self, mut place: usize) {
@@ -108,17 +170,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_sorted_map(ops in prop::collection::vec((0_u8..3, 0_u32..20, 0_u64..50), 0..200)) {
-            let mut ends = Ends::default();
+        fn agrees_with_a_sorted_map(
+            ops in prop::collection::vec((0_u8..4, 0_u32..20, 0_u64..50, prop::bool::weighted(0.8)), 0..600),
+        ) {
+            let mut ends = Ends { run_begin: u32::MAX - 30, ..Ends::default() };
             let mut model = std::collections::BTreeMap::new();
-            for (op, slot, end) in ops {
-                match (op, model.contains_key(&slot)) {
-                    (_, false) => ends.insert(slot, Instant::from_nanos(end)),
-                    (0, true) => ends.update(slot, Instant::from_nanos(end)),
-                    (_, true) => ends.remove(slot),
+            for (number, (op, slot, end, in_order)) in (0..).zip(ops) {
+                let end = if in_order { number } else { end };
+                let at = Instant::from_nanos(end);
+                match model.insert(slot, end) {
+                    None => ends.insert(slot, at),
+                    Some(_) if op > 1 => ends.update(slot, at),
+                    Some(_) => {
+                        ends.remove(slot);
+                        model.remove(&slot);
+                    }
                 }
-                if op == 0 || !model.contains_key(&slot) { model.insert(slot, end); } else { model.remove(&slot); }
                 prop_assert_eq!(ends.first().map(|(end, _)| end.as_nanos()), model.values().min().copied());
+                prop_assert!(ends.run.len() <= 2 * ends.run_ends + SPARE + 1);
                 for (slot, end) in &model {
                     prop_assert_eq!(ends.get(*slot).as_nanos(), *end);
                 }
