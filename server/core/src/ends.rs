@@ -20,7 +20,7 @@ pub(crate) struct Ends {
     /// The number of the run's first entry; entries are numbered on, around the end of u32 if need be.
     run_begin: u32,
     /// Entries of the run that are no gaps.
-    run_ends: usize,
+    in_run: usize,
     heap: Vec<(Instant, u32)>,
     /// Where a slot's end stands; stale for slots that have none.
     places: Vec<Place>,
@@ -55,7 +55,7 @@ impl Ends {
         if self.run.back().is_none_or(|(latest, _)| *latest <= end) {
             self.places[slot as usize] = Place::Run(self.run_begin.wrapping_add(self.run.len() as u32));
             self.run.push_back((end, slot));
-            self.run_ends += 1;
+            self.in_run += 1;
         } else {
             let place = self.heap.len();
             self.heap.push((end, slot));
@@ -82,7 +82,7 @@ impl Ends {
     pub(crate) fn remove(&mut self, slot: u32) {
         match std::mem::replace(&mut self.places[slot as usize], Place::Gone) {
             Place::Run(_) => {
-                self.run_ends -= 1;
+                self.in_run -= 1;
                 self.close_gaps();
             }
             Place::Heap(place) => {
@@ -106,7 +106,7 @@ impl Ends {
             self.run.pop_front();
             self.run_begin = self.run_begin.wrapping_add(1);
         }
-        if self.run.len() > 2 * self.run_ends + SPARE {
+        if self.run.len() > 2 * self.in_run + SPARE {
             let (mut number, mut kept) = (self.run_begin, self.run_begin);
             self.run.retain(|&(_, slot)| {
                 let place = &mut self.places[slot as usize];
@@ -171,7 +171,7 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_sorted_map(
-            ops in prop::collection::vec((0_u8..4, 0_u32..20, 0_u64..50, prop::bool::weighted(0.8)), 0..600),
+            ops in prop::collection::vec((0_u8..4, 0_u32..200, 0_u64..500, prop::bool::weighted(0.6)), 0..1500),
         ) {
             let mut ends = Ends { run_begin: u32::MAX - 30, ..Ends::default() };
             let mut model = std::collections::BTreeMap::new();
@@ -187,7 +187,7 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(ends.first().map(|(end, _)| end.as_nanos()), model.values().min().copied());
-                prop_assert!(ends.run.len() <= 2 * ends.run_ends + SPARE + 1);
+                prop_assert!(ends.run.len() <= 2 * ends.in_run + SPARE + 1);
                 for (slot, end) in &model {
                     prop_assert_eq!(ends.get(*slot).as_nanos(), *end);
                 }

@@ -98,8 +98,9 @@ impl Leases {
 
     /// Moves all ends by what is new in `stall`, and nothing else.
     pub(crate) fn forgive(&mut self, stall: Stall) {
+        let gap = stall.total.saturating_sub(self.forgiven);
         self.forgiven = stall.total;
-        self.quiet_until = self.quiet_until.max(stall.resumed + stall.gap.min(MOST_QUIET));
+        self.quiet_until = self.quiet_until.max(stall.resumed + gap.min(MOST_QUIET));
     }
 
     /// All gaps forgiven so far.

@@ -65,11 +65,20 @@ struct List {
     tail: u32,
 }
 
+/// What is known of the waiters of one rank, wherever they stand.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rank {
+    waiters: u32,
+    /// From when the latest one counts.
+    latest: Instant,
+}
+
 /// The waiters of one bulkhead.
 #[derive(Debug)]
 pub(crate) struct Queue {
     waiters: Slab<Waiter>,
     lines: [List; 3],
+    ranks: [Rank; 3],
     returned: BTreeMap<Order, u32>,
     /// Waiters for more than one permit: those whom a moved limit may concern.
     by_permits: BTreeSet<(u32, u32)>,
@@ -84,6 +93,7 @@ impl Queue {
         Self {
             waiters: Slab::new(),
             lines: [List { head: NONE, tail: NONE }; 3],
+            ranks: [Rank::default(); 3],
             returned: BTreeMap::new(),
             by_permits: BTreeSet::new(),
             ends: Ends::default(),
@@ -112,10 +122,9 @@ impl Queue {
 
     /// The order of a newcomer. A shorter `aging_step` than before never lets it overtake its own rank.
     pub(crate) fn order(&self, now: Instant, priority: Priority, aging_step: Duration) -> Order {
-        let rank = priority as u32;
-        let tail = self.lines[rank as usize].tail;
-        let at = now + aging_step * rank;
-        Order(if tail == NONE { at } else { at.max(self.get(tail).order.0) }, self.arrivals)
+        let at = now + aging_step * priority as u32;
+        let rank = self.ranks[priority as usize];
+        Order(if rank.waiters == 0 { at } else { at.max(rank.latest) }, self.arrivals)
     }
 
     /// The eligible waiter whose turn is next.
@@ -154,6 +163,8 @@ impl Queue {
         #[allow(clippy::cast_possible_truncation)] // at most MAX_QUEUED waiters
         let slot = self.waiters.insert(waiter) as u32;
         self.ends.insert(slot, end);
+        let rank = &mut self.ranks[priority as usize];
+        *rank = Rank { waiters: rank.waiters + 1, latest: order.0 };
         if permits > 1 {
             self.by_permits.insert((permits, slot));
         }
@@ -175,6 +186,7 @@ impl Queue {
         self.step_aside(slot);
         self.ends.remove(slot);
         let waiter = self.waiters.remove(slot as usize);
+        self.ranks[waiter.priority as usize].waiters -= 1;
         if waiter.permits > 1 {
             self.by_permits.remove(&(waiter.permits, slot));
         }

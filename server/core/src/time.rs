@@ -53,8 +53,6 @@ fn nanos(span: Duration) -> u64 {
 pub struct Stall {
     /// All gaps since the clock's origin, added up.
     pub total: Duration,
-    /// The latest gap.
-    pub gap: Duration,
     /// When the latest gap ended.
     pub resumed: Instant,
 }

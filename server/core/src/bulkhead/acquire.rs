@@ -1,7 +1,7 @@
 //! Acquire: the rules by which a request is granted, queued or refused (R1 to R3, R8).
 
 use super::Bulkhead;
-use crate::decision::{Acquire, Decision, Effect, Grant, Invalid, Reason, Refusal, Step};
+use crate::decision::{Acquire, Decision, Effect, Grant, Invalid, Reason, Refusal, Release, Step};
 use crate::id::FencingToken;
 use crate::lease::Lease;
 use crate::ledger::Fate;
@@ -78,12 +78,16 @@ impl Bulkhead {
 
     /// Until when that call may wait, or why not at all (R3).
     fn wait_end(&self, now: Instant, ask: &Acquire) -> Result<Instant, Reason> {
+        if ask.deadline.is_some_and(|deadline| deadline <= now) {
+            return Err(Reason::WaitTimeout);
+        }
         let longest = self.settings.max_wait();
         let max_wait = ask.max_wait.map_or(longest, |asked| asked.min(longest));
         if max_wait.is_zero() || self.settings.max_queued() == 0 {
             return Err(Reason::ConcurrencyCapacityExhausted);
         }
-        let end = (now + max_wait).min(ask.answer_by.unwrap_or(Instant::NEVER));
+        let bounds = ask.answer_by.into_iter().chain(ask.deadline);
+        let end = bounds.fold(now + max_wait, Instant::min);
         if end <= now { Err(Reason::WaitTimeout) } else { Ok(end) }
     }
 
@@ -96,6 +100,11 @@ impl Bulkhead {
         fingerprint: u64,
         effects: &mut Vec<Effect>,
     ) -> Decision {
+        // One that is due has ended, also when there were too many to settle at once.
+        let seen = match seen {
+            Seen::Live(token) if !matches!(self.fate(now, token), Fate::Live(_)) => Seen::Spent(Release::Expired),
+            seen => seen,
+        };
         match seen {
             Seen::Spent(_) => self.refuse(now, Reason::RequestIdSpent),
             _ if fingerprint != ask.fingerprint => {

@@ -82,7 +82,7 @@ impl Stage {
             ["server", "resumes", "after", gap] => {
                 let gap = words::span(gap)?;
                 self.forgiven += gap;
-                self.core.forgive(Stall { total: self.forgiven, gap, resumed: now });
+                self.core.forgive(Stall { total: self.forgiven, resumed: now });
                 Ok(tell(String::new()))
             }
             [name, "acquires", ref ask @ ..] => {
