@@ -21,6 +21,7 @@ use tidegate_core::{
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
+use crate::name;
 use crate::seal::{LeaseId, Seal};
 use crate::ticker::Ticker;
 use crate::waiting::{Verdict, Waiting};
@@ -87,7 +88,7 @@ pub struct Refused {
     pub refusal: Refusal,
     /// The bulkhead that refused, or the name asked for when there is none.
     pub bulkhead: Arc<str>,
-    /// The partition of the request; `None` is the bulkhead's name, or that none was reached.
+    /// The partition of the request; `None` when no bulkhead was reached.
     pub partition: Option<Box<str>>,
     /// The call's own deadline.
     pub deadline: Option<Instant>,
@@ -208,13 +209,17 @@ impl Admission {
             Ok(verdict) => verdict,
             Err(waiting) => waiting.verdict().await,
         };
+        let asked_for = bulkhead;
         let bulkhead = cell.name.clone();
         match verdict {
             Verdict::Granted(grant) => {
                 let waited = if grant.replayed { Duration::ZERO } else { grant.granted_at.since(received) };
                 Ok(Granted { lease_id: self.seal_lease(&cell, &grant, request), bulkhead, grant, waited })
             }
-            Verdict::Refused(refusal) => Err(Refused { refusal, bulkhead, partition, deadline }),
+            Verdict::Refused(refusal) => {
+                let partition = Some(partition.unwrap_or_else(|| asked_for.into()));
+                Err(Refused { refusal, bulkhead, partition, deadline })
+            }
         }
     }
 
@@ -358,9 +363,10 @@ impl State {
 }
 
 impl Refused {
-    /// Refused before any bulkhead was asked.
+    /// Refused before any bulkhead was asked. A name that is too long to be one is not repeated.
     pub fn early(reason: Reason, bulkhead: &str, invalid: Option<Invalid>) -> Self {
         let refusal = Refusal { reason, limit: 0, running: 0, queued: 0, hint: None, invalid };
+        let bulkhead = if bulkhead.len() <= name::LONGEST { bulkhead } else { "" };
         Self { refusal, bulkhead: bulkhead.into(), partition: None, deadline: None }
     }
 }

@@ -3,7 +3,7 @@
 use tidegate_core::Invalid;
 
 /// The longest name, in bytes.
-const LONGEST: usize = 256;
+pub(crate) const LONGEST: usize = 256;
 
 /// A name is 1 to 256 bytes of UTF-8 without control characters.
 pub(crate) fn check(field: &'static str, name: &str) -> Result<(), Invalid> {

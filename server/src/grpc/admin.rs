@@ -48,9 +48,10 @@ impl AdminService for AdminApi {
     ) -> Result<Response<v1::ListBulkheadsResponse>, Status> {
         let v1::ListBulkheadsRequest { page_size, page_token } = request.into_inner();
         let size = page_size_of(page_size);
-        let after = Place::read("", &page_token)?;
+        let after = Place::read("bulkheads", "", &page_token)?;
         let mut views = self.admission.bulkheads(after.as_ref().map(|place| place.name.as_str()), size + 1);
-        let next_page_token = cut(&mut views, size).map(|view| Place::new(&view.name, 0).write("")).unwrap_or_default();
+        let next_page_token =
+            cut(&mut views, size).map(|view| Place::new(&view.name, 0).write("bulkheads", "")).unwrap_or_default();
         let bulkheads = views.into_iter().map(Into::into).collect();
         Ok(Response::new(v1::ListBulkheadsResponse { bulkheads, next_page_token }))
     }
@@ -71,12 +72,12 @@ impl AdminService for AdminApi {
         let size = page_size_of(page_size);
         let only = bulkhead.as_deref();
         let filter = only.unwrap_or_default();
-        let place = Place::read(filter, &page_token)?;
+        let place = Place::read("leases", filter, &page_token)?;
         let from = place.as_ref().map_or(("", 0), |place| (place.name.as_str(), place.token + 1));
         let from = (from.0, FencingToken::from_u64(from.1));
         let mut leases = self.admission.leases(only, from, size + 1).map_err(|refused| self.refuse(&refused))?;
         let next_page_token = cut(&mut leases, size)
-            .map(|lease| Place::new(&lease.bulkhead, lease.token.as_u64()).write(filter))
+            .map(|lease| Place::new(&lease.bulkhead, lease.token.as_u64()).write("leases", filter))
             .unwrap_or_default();
         let leases = leases.into_iter().map(Into::into).collect();
         Ok(Response::new(v1::ListLeasesResponse { leases, next_page_token }))
@@ -96,7 +97,7 @@ fn cut<T>(list: &mut Vec<T>, size: usize) -> Option<&T> {
     list.last()
 }
 
-/// The last one on a page. As a token it carries the filter of its list, and does not fit another one.
+/// The last one on a page. As a token it carries its list and that one's filter, and does not fit another one.
 struct Place {
     name: String,
     token: u64,
@@ -107,18 +108,19 @@ impl Place {
         Self { name: name.into(), token }
     }
 
-    fn write(&self, filter: &str) -> String {
+    fn write(&self, list: &str, filter: &str) -> String {
         // No name has a control character in it.
-        BASE64URL_NOPAD.encode(format!("{filter}\n{}\n{}", self.name, self.token).as_bytes())
+        BASE64URL_NOPAD.encode(format!("{list}\n{filter}\n{}\n{}", self.name, self.token).as_bytes())
     }
 
-    fn read(filter: &str, text: &str) -> Result<Option<Self>, Status> {
+    fn read(list: &str, filter: &str, text: &str) -> Result<Option<Self>, Status> {
         if text.is_empty() {
             return Ok(None);
         }
         let parse = || {
             let text = String::from_utf8(BASE64URL_NOPAD.decode(text.as_bytes()).ok()?).ok()?;
-            let (name, token) = text.strip_prefix(filter)?.strip_prefix('\n')?.split_once('\n')?;
+            let text = text.strip_prefix(list)?.strip_prefix('\n')?.strip_prefix(filter)?.strip_prefix('\n')?;
+            let (name, token) = text.split_once('\n')?;
             // One more is asked for, so the last number has no next.
             let token: u64 = token.parse().ok().filter(|&token| token < u64::MAX)?;
             Some(Self { name: name.into(), token })

@@ -21,7 +21,7 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 pub(crate) fn refuse(now: Instant, refused: &Refused) -> Status {
     let Refused { refusal, bulkhead, partition, deadline } = refused;
     let Refusal { reason, limit, running, queued, hint, invalid } = refusal;
-    let partition = partition.as_deref().unwrap_or(if *limit > 0 { bulkhead } else { "" });
+    let partition = partition.as_deref().unwrap_or_default();
     let hint = hint.map(|hint| whole_millis(spread(hint)));
     let typed = v1::Refusal {
         reason: reason.as_str().into(),
