@@ -1,1 +1,44 @@
-//! x
+//! What the tests over the wire are made of: the built server as a process, calls to it, and faults between the two.
+//!
+//! A test starts its own [`Server`] on free ports, talks to it through [`Client`]s and the [`Admin`] side, and ends with
+//! [`drain_and_refill`]: whatever happened, no permit may be lost. Nothing here decides anything, and nothing depends on it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    reason = "the only users are tests, and a test fails by panicking"
+)]
+
+mod binary;
+mod calls;
+mod proxy;
+mod raw;
+mod refill;
+mod server;
+
+pub use calls::{Admin, Client, Waiter, ask, millis, reason, renewal_states, seconds, span};
+pub use proxy::{Mode, Proxy};
+pub use raw::{Raw, Reply};
+pub use refill::{drain_and_refill, slack};
+pub use server::{Exit, PATIENCE, Server, exit_of};
+pub use tidegate_client::{Pushback, Refusal, Violation};
+pub use tidegate_proto::v1;
+/// Of the machine's monotonic clock; no test over the wire moves time.
+pub use tokio::time::Instant;
+
+/// The size of a test: quick while one works, larger in CI, largest in `make soak`.
+pub fn size<T>(quick: T, ci: T, soak: T) -> T {
+    match std::env::var("TIDEGATE_TESTS").as_deref() {
+        Err(_) | Ok("") => quick,
+        Ok("ci") => ci,
+        Ok("soak") => soak,
+        Ok(other) => panic!("TIDEGATE_TESTS is {other:?}: leave it unset, or say ci or soak"),
+    }
+}
+
+/// Tells how often something happened, and fails a test that met less of it than it needs to prove anything.
+pub fn exercised(what: &str, times: usize, at_least: usize) {
+    println!("{what}: {times}");
+    assert!(times >= at_least, "tested nothing: {what} {times} times, at least {at_least} are needed");
+}

@@ -1,0 +1,255 @@
+//! The side of operators: numbers that are true, lists in pages.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::time::{Duration, SystemTime};
+
+use tidegate_tests::{Server, ask, drain_and_refill, millis, reason, seconds, span, v1};
+use tonic::Code;
+
+#[tokio::test]
+async fn w11_a_bulkhead_is_readable_at_any_time() {
+    let server = Server::start(
+        "[defaults]\nlease_ttl='3s'\n[[bulkhead]]\nname='db'\nlimit=2\nceiling=5\nmax_queued=7\nmax_wait='1m'\n\
+         max_lease_ttl='20s'\naging_step='3s'\n[[bulkhead]]\nname='plain'\nlimit=3\n",
+    );
+    let client = server.client().await;
+    let before = SystemTime::now();
+    let held = [client.take("db").await, client.take("db").await];
+    let waiter = client.start(ask("db"));
+    server.until("db", |now| now.queued == 1).await;
+    server.admin().await.set_limit("db", 1).await;
+
+    let v1::Bulkhead { name, settings, status } = server.admin().await.bulkhead("db").await;
+    let (settings, status) = (settings.unwrap(), status.unwrap());
+    assert_eq!(name, "db");
+    assert_eq!((settings.limit, settings.ceiling, settings.max_queued), (2, 5, 7));
+    assert_eq!(
+        (settings.max_wait, settings.lease_ttl, settings.max_lease_ttl, settings.aging_step),
+        (seconds(60), seconds(3), seconds(20), seconds(3))
+    );
+    assert_eq!((status.limit, status.running, status.unheard, status.queued), (1, 2, 0, 1));
+    assert_eq!((status.granted, status.waited, status.held_back, status.expired), (2, 1, 1, 0));
+    assert!(status.refused.is_empty(), "{:?}", status.refused);
+    let since = SystemTime::try_from(status.counted_since.unwrap()).unwrap();
+    assert!(since <= before && before.duration_since(since).unwrap() < Duration::from_mins(1));
+
+    // What nobody wrote down has its default.
+    let plain = server.admin().await.bulkhead("plain").await.settings.unwrap();
+    assert_eq!((plain.limit, plain.ceiling, plain.max_queued), (3, 3, 24));
+    assert_eq!(
+        (plain.max_wait, plain.lease_ttl, plain.max_lease_ttl, plain.aging_step),
+        (seconds(2), seconds(3), seconds(3), millis(500))
+    );
+
+    for lease in held {
+        client.release(&lease.lease_id).await;
+    }
+    client.release(&waiter.await.unwrap().unwrap().lease.unwrap().lease_id).await;
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn w12_held_back_counts_who_waited_or_was_refused_and_readers_subtract() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nceiling=2\nmax_queued=1\nmax_wait='1m'\n");
+    let client = server.client().await;
+    let mut last = 0;
+    let mut since_last = async || {
+        let now = server.status("db").await.held_back;
+        now - std::mem::replace(&mut last, now)
+    };
+    let lease = client.take("db").await;
+    assert_eq!(since_last().await, 0, "a free permit holds nobody back");
+    let waiter = client.start(ask("db"));
+    server.until("db", |now| now.queued == 1).await;
+    assert_eq!(since_last().await, 1, "one waits");
+    client.refused(ask("db")).await;
+    client.refused(v1::AcquireRequest { max_wait: seconds(0), ..ask("db") }).await;
+    assert_eq!(since_last().await, 2, "two were refused");
+    client.release(&lease.lease_id).await;
+    let lease = waiter.await.unwrap().unwrap().lease.unwrap();
+    assert_eq!(since_last().await, 0, "the waiter's grant is not another one");
+    // One who waits and is refused then was held back once.
+    client.refused(v1::AcquireRequest { max_wait: millis(50), ..ask("db") }).await;
+    assert_eq!(since_last().await, 1);
+    // What is wrong with a request is not for want of room.
+    client.refused(v1::AcquireRequest { permits: 3, ..ask("db") }).await;
+    client.refused(v1::AcquireRequest { lease_ttl: seconds(1), ..ask("db") }).await;
+    assert_eq!(since_last().await, 0);
+
+    let status = server.status("db").await;
+    let expected = [
+        ("QUEUE_FULL", 1),
+        ("CONCURRENCY_CAPACITY_EXHAUSTED", 1),
+        ("WAIT_TIMEOUT", 1),
+        ("PERMITS_EXCEED_CEILING", 1),
+        ("INVALID_FIELD", 1),
+    ];
+    assert_eq!(status.refused, expected.map(|(reason, count)| (reason.to_owned(), count)).into());
+    assert_eq!((status.granted, status.waited, status.held_back), (2, 2, 4));
+    client.release(&lease.lease_id).await;
+    drain_and_refill(&server, "db").await;
+}
+
+/// All pages of a list.
+async fn leases(server: &Server, bulkhead: Option<&str>, page_size: u32) -> Vec<Vec<v1::HeldLease>> {
+    let mut pages = Vec::new();
+    let mut page_token = String::new();
+    loop {
+        let request = v1::ListLeasesRequest { bulkhead: bulkhead.map(Into::into), page_size, page_token };
+        let page = server.admin().await.stub().list_leases(request).await.unwrap().into_inner();
+        pages.push(page.leases);
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            return pages;
+        }
+    }
+}
+
+#[tokio::test]
+async fn leases_are_listed_in_pages_by_bulkhead_and_token() {
+    let server = Server::start(
+        "[defaults]\nlimit=200\nlease_ttl='1m'\n[[bulkhead]]\nname='b'\n[[bulkhead]]\nname='a'\n\
+         [[bulkhead]]\nname='a/b'\n[[bulkhead]]\nname='empty'\n",
+    );
+    let client = server.client().await;
+    let mut granted = Vec::new();
+    for (name, count) in [("b", 130), ("a", 110), ("a/b", 7)] {
+        for _ in 0..count {
+            granted.push(client.take(name).await);
+        }
+    }
+    let mut expected: Vec<_> = granted.iter().map(|lease| (&lease.bulkhead[..], lease.fencing_token)).collect();
+    expected.sort_unstable();
+    for (page_size, first_page) in [(0, 100), (1, 1), (7, 7), (247, 247), (248, 247), (u32::MAX, 247)] {
+        let pages = leases(&server, None, page_size).await;
+        assert_eq!(pages[0].len(), first_page, "a page of {page_size}");
+        assert!(pages.iter().all(|page| !page.is_empty()), "a page of {page_size}");
+        let listed = pages.iter().flatten().map(|lease| (&lease.bulkhead[..], lease.fencing_token));
+        assert_eq!(listed.collect::<Vec<_>>(), expected);
+    }
+    for (name, count) in [("b", 130), ("a", 110), ("a/b", 7), ("empty", 0)] {
+        let listed: Vec<_> = leases(&server, Some(name), 20).await.concat();
+        assert_eq!(listed.len(), count);
+        assert!(listed.iter().all(|lease| lease.bulkhead == name));
+    }
+    // A list that is being read goes on after leases on it have ended.
+    let request = v1::ListLeasesRequest { bulkhead: None, page_size: 5, page_token: String::new() };
+    let page = server.admin().await.stub().list_leases(request).await.unwrap().into_inner();
+    for lease in &granted {
+        client.release(&lease.lease_id).await;
+    }
+    let request = v1::ListLeasesRequest { bulkhead: None, page_size: 5, page_token: page.next_page_token };
+    let rest = server.admin().await.stub().list_leases(request).await.unwrap().into_inner();
+    assert_eq!((page.leases.len(), rest.leases.len(), &rest.next_page_token[..]), (5, 0, ""));
+    for name in ["a", "b", "a/b", "empty"] {
+        drain_and_refill(&server, name).await;
+    }
+}
+
+#[tokio::test]
+async fn a_listed_lease_tells_who_has_it_and_not_its_id() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=3\nlease_ttl='10s'\nmax_lease_ttl='1m'\n");
+    let client = server.client().await;
+    let before = SystemTime::now();
+    let request = v1::AcquireRequest {
+        permits: 2,
+        holder: "worker-7".into(),
+        partition: Some("nightly".into()),
+        lease_ttl: seconds(30),
+        ..ask("db")
+    };
+    let lease = client.granted(request).await;
+    let plain = client.take("db").await;
+    let listed = server.admin().await.leases("db").await;
+    let [first, second] = &listed[..] else { panic!("two leases, not {listed:?}") };
+    assert_eq!((&first.bulkhead[..], first.fencing_token, first.permits), ("db", lease.fencing_token, 2));
+    assert_eq!((&first.partition[..], &first.holder[..]), ("nightly", "worker-7"));
+    assert!(first.address.starts_with("127.0.0.1:"), "{}", first.address);
+    let granted = SystemTime::try_from(first.grant_time.unwrap()).unwrap();
+    // Wall clocks and the server's own may differ by a little.
+    assert!(granted + Duration::from_millis(50) >= before && granted <= SystemTime::now() + Duration::from_millis(50));
+    let left = span(first.ttl_left);
+    assert!(left <= Duration::from_secs(30) && left > Duration::from_secs(28), "{left:?}");
+    assert_eq!((&second.partition[..], &second.holder[..], second.permits), ("db", "", 1));
+    for lease in [lease, plain] {
+        assert!(!format!("{listed:?}").contains(&lease.lease_id));
+        client.release(&lease.lease_id).await;
+    }
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn bulkheads_are_listed_in_pages_by_name() {
+    let mut names: Vec<_> = (0..230).map(|number| format!("tenant/{number}")).chain(["é".into(), "A".into()]).collect();
+    let config: Vec<_> = names.iter().map(|name| format!("[[bulkhead]]\nname='{name}'\nlimit=1\n")).collect();
+    let server = Server::start(&config.concat());
+    names.sort_unstable();
+    for (page_size, first_page) in [(0, 100), (1, 1), (58, 58), (232, 232), (1000, 232)] {
+        let (mut listed, mut page_token) = (Vec::new(), String::new());
+        loop {
+            let request = v1::ListBulkheadsRequest { page_size, page_token };
+            let page = server.admin().await.stub().list_bulkheads(request).await.unwrap().into_inner();
+            assert!(!page.bulkheads.is_empty());
+            if listed.is_empty() {
+                assert_eq!(page.bulkheads.len(), first_page);
+            }
+            listed.extend(page.bulkheads.into_iter().map(|bulkhead| bulkhead.name));
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(listed, names);
+    }
+    drain_and_refill(&server, "tenant/7").await;
+}
+
+#[tokio::test]
+async fn a_page_token_of_another_list_is_refused() {
+    let server =
+        Server::start("[defaults]\nlimit=3\n[[bulkhead]]\nname='a'\n[[bulkhead]]\nname='b'\n[[bulkhead]]\nname='c'\n");
+    let client = server.client().await;
+    let mut held = Vec::new();
+    for name in ["a", "a", "b", "b"] {
+        held.push(client.take(name).await);
+    }
+    let mut stub = server.admin().await.stub();
+    let of_leases = |bulkhead: Option<&str>, page_token: &str| v1::ListLeasesRequest {
+        bulkhead: bulkhead.map(Into::into),
+        page_size: 1,
+        page_token: page_token.into(),
+    };
+    let of_a = stub.list_leases(of_leases(Some("a"), "")).await.unwrap().into_inner().next_page_token;
+    let of_all = stub.list_leases(of_leases(None, "")).await.unwrap().into_inner().next_page_token;
+    let request = v1::ListBulkheadsRequest { page_size: 1, page_token: String::new() };
+    let of_bulkheads = stub.list_bulkheads(request).await.unwrap().into_inner().next_page_token;
+    assert!(![&of_a, &of_all, &of_bulkheads].iter().any(|token| token.is_empty()));
+
+    let mut refused = Vec::new();
+    for (bulkhead, token) in [
+        (Some("b"), &of_a[..]),
+        (None, &of_a),
+        (Some("a"), &of_all),
+        (Some("a"), &of_bulkheads),
+        (None, &of_bulkheads),
+        (None, "?"),
+        (None, "AAAA"),
+    ] {
+        refused.push((bulkhead, token, stub.list_leases(of_leases(bulkhead, token)).await.map(drop)));
+    }
+    for token in [&of_a[..], &of_all, "made up"] {
+        let request = v1::ListBulkheadsRequest { page_size: 1, page_token: token.into() };
+        refused.push((Some("the list of bulkheads"), token, stub.list_bulkheads(request).await.map(drop)));
+    }
+    for (list, token, result) in refused {
+        let status = result.expect_err(&format!("{list:?} took {token}"));
+        assert_eq!((status.code(), &reason(&status)[..]), (Code::InvalidArgument, "INVALID_FIELD"));
+        assert_eq!(tidegate_client::refusal(&status).unwrap().violations[0].field, "page_token");
+    }
+    for lease in held {
+        client.release(&lease.lease_id).await;
+    }
+    drain_and_refill(&server, "a").await;
+    drain_and_refill(&server, "b").await;
+}

@@ -1,0 +1,50 @@
+//! The same server, seen by a stock gRPC client in Python: the scripts in `tests/python/`.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use tidegate_tests::{Server, drain_and_refill, exercised, size};
+
+/// Runs a script; answers how many tests it had. Without Python's tools that is none, which only the quick size allows.
+fn run(server: &Server, script: &str) -> Option<usize> {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let python = tests.parent().unwrap().join(".tools/venv/bin/python");
+    if !python.exists() {
+        assert!(size(true, false, false), "{} is missing: run `make tools`", python.display());
+        println!("SKIPPED: {} is missing (make tools brings it)", python.display());
+        return None;
+    }
+    let output = Command::new(python)
+        .arg(tests.join("python").join(script))
+        .args([server.admission_address().to_string(), server.admin_address().to_string()])
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .stdin(Stdio::null())
+        .output()
+        .expect("python starts");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{script} failed:\n{}{told}", String::from_utf8_lossy(&output.stdout));
+    // Its last lines are: Ran 6 tests in 1.234s, OK.
+    let ran = told.lines().find_map(|line| line.strip_prefix("Ran ")?.split(' ').next()?.parse().ok());
+    Some(ran.expect("unittest tells how many tests it ran"))
+}
+
+async fn check(script: &str, at_least: usize) {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_queued=100\nmax_wait='1m'\nlease_ttl='2s'\n");
+    if let Some(ran) = run(&server, script) {
+        exercised("tests in Python", ran, at_least);
+        assert!(server.status("db").await.granted >= ran as u64);
+    }
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn grants_renewals_repeats_and_refusals_work_from_python() {
+    check("leases.py", 6).await;
+}
+
+#[tokio::test]
+async fn waiting_deadlines_and_leaving_work_from_python() {
+    check("queue_order.py", 5).await;
+}
