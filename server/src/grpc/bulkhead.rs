@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use futures_util::{Stream, StreamExt};
+use futures_util::{Stream, StreamExt, stream};
 use tidegate_proto::v1;
 use tidegate_proto::v1::admission_service_server::AdmissionService;
 use tokio_util::sync::CancellationToken;
@@ -64,12 +64,17 @@ impl AdmissionService for AdmissionApi {
         &self,
         request: Request<Streaming<v1::RenewLeasesRequest>>,
     ) -> Result<Response<Self::RenewLeasesStream>, Status> {
-        let admission = self.admission.clone();
-        // One answer for each request, made when the one before was taken: an unread stream holds nothing back.
-        let answers = request.into_inner().map(move |message| {
-            let v1::RenewLeasesRequest { seq, lease_ids } = message?;
-            let renewals = renew(&admission, lease_ids)?;
-            Ok(v1::RenewLeasesResponse { seq, renewals, draining: false })
+        // One answer for each request, made when the one before was taken: an unread stream holds nothing back. The first
+        // error ends it; what comes in is the same error for ever after.
+        let incoming = Some((request.into_inner(), self.admission.clone()));
+        let answers = stream::unfold(incoming, async |incoming| {
+            let (mut messages, admission) = incoming?;
+            let answer = match messages.message().await.transpose()? {
+                Ok(message) => renew_leases(&admission, message),
+                Err(status) => Err(status),
+            };
+            let next = answer.is_ok().then_some((messages, admission));
+            Some((answer, next))
         });
         Ok(Response::new(Box::pin(answers.take_until(self.stopping.clone().cancelled_owned()))))
     }
@@ -80,6 +85,12 @@ impl AdmissionService for AdmissionApi {
     ) -> Result<Response<v1::ReportRetryAfterResponse>, Status> {
         Err(status::unimplemented("ReportRetryAfter"))
     }
+}
+
+fn renew_leases(admission: &Admission, message: v1::RenewLeasesRequest) -> Result<v1::RenewLeasesResponse, Status> {
+    let v1::RenewLeasesRequest { seq, lease_ids } = message;
+    let renewals = renew(admission, lease_ids)?;
+    Ok(v1::RenewLeasesResponse { seq, renewals, draining: false })
 }
 
 fn renew(admission: &Admission, lease_ids: Vec<String>) -> Result<Vec<v1::Renewal>, Status> {
