@@ -172,8 +172,7 @@ impl Server {
     /// How long the server itself stood still so far, as its log tells: what is late by that is not its fault (R6).
     pub fn stalled(&self) -> Duration {
         let log = self.log.lock();
-        let told = log.iter().rev().filter(|line| line.contains("stood still"));
-        told.filter_map(|line| total(line)).next().unwrap_or_default()
+        log.iter().rev().find_map(|line| total(line)).unwrap_or_default()
     }
 
     /// Whether a line with that text is in the end of the log.
@@ -251,6 +250,7 @@ fn addresses(line: &str) -> Option<Addresses> {
 
 /// What the line tells of all stalls so far, written as Rust shows a duration: `total=1.5s`.
 fn total(line: &str) -> Option<Duration> {
+    let (_, line) = line.split_once("stood still")?;
     let text = line.split_whitespace().find_map(|word| word.strip_prefix("total="))?;
     let unit = text.find(|char: char| char != '.' && !char.is_ascii_digit())?;
     let number: f64 = text[..unit].parse().ok()?;

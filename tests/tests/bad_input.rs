@@ -8,7 +8,7 @@ use prost::Message;
 use rand::Rng;
 use tidegate_client::refusal;
 use tidegate_tests::v1::{ReleaseState, RenewalState};
-use tidegate_tests::{Raw, Server, ask, drain_and_refill, exercised, millis, reason, seconds, size, v1};
+use tidegate_tests::{Instant, Raw, Server, ask, drain_and_refill, exercised, millis, reason, seconds, size, v1};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
@@ -359,6 +359,27 @@ async fn p24_any_bytes_as_a_request_are_answered_and_change_nothing() {
     }
     println!("{reset} streams were reset");
     exercised("random requests answered with a status", answered, rounds * 4);
+    bench.end().await;
+}
+
+#[tokio::test]
+async fn a_broken_stream_ends_and_keeps_nobody_busy() {
+    let bench = Bench::start().await;
+    let raw = Raw::connect(bench.server.admission_address()).await;
+    // A good request, and then something that is none.
+    let good = v1::RenewLeasesRequest { seq: 7, lease_ids: vec![bench.lease.lease_id.clone()] }.encode_to_vec();
+    let mut body = vec![0, 0, 0, 0, u8::try_from(good.len()).unwrap()];
+    body.extend(&good);
+    body.extend([0, 0, 0, 0, 3, 0xFF, 0xFF, 0xFF]);
+    for _ in 0..20 {
+        let reply = raw.send("tidegate.v1.AdmissionService/RenewLeases", &[], body.clone().into()).await;
+        assert!(reply.code.is_some_and(|code| code != 0), "{reply:?}");
+    }
+    let (start, used) = (Instant::now(), bench.server.cpu_time());
+    // What is measured is a time in which nothing happens.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let used = bench.server.cpu_time().saturating_sub(used);
+    assert!(used * 10 < start.elapsed(), "{used:?} of processor time for nobody");
     bench.end().await;
 }
 

@@ -67,7 +67,7 @@ struct Seen {
 }
 
 /// Asks, and drops the call after 0 to 5 ms; a lease is kept for about 1 ms. Whoever gave up says so by its request id,
-/// but for one in twenty, whose lease (if there is one) waits for its end.
+/// but for one in a hundred, whose lease (if there is one) waits for its end.
 async fn ask_and_cancel(client: &Client, seen: &Seen) {
     let request_id = format!("{:032x}", rand::random::<u128>());
     let request = v1::AcquireRequest { request_id: request_id.clone(), ..ask("db") };
@@ -79,7 +79,7 @@ async fn ask_and_cancel(client: &Client, seen: &Seen) {
         return;
     }
     seen.cancelled.fetch_add(1, Ordering::Relaxed);
-    if rand::random_ratio(1, 20) {
+    if rand::random_ratio(1, 100) {
         return;
     }
     match client.release_request("db", &request_id).await {

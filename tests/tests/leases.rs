@@ -73,6 +73,7 @@ async fn a_release_tells_what_it_found_and_gives_back_once() {
         for id in [&one.lease_id, &live.lease_id, &expired.lease_id, "made up"] {
             assert_ne!(client.release(id).await, ReleaseState::Released);
         }
+        assert_eq!(client.renew_one(&two.lease_id).await, RenewalState::Renewed);
         assert_eq!(server.status("db").await.running, 1);
     }
     assert_eq!(client.release(&one.lease_id).await, ReleaseState::AlreadyReleased);
