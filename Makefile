@@ -36,7 +36,7 @@ endef
 lint: ## Check format, clippy and docs; any warning fails
 	$(call component,rustfmt,fmt --all --check)
 	$(call component,clippy,clippy --workspace --all-targets -- -D warnings)
-	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps --workspace
+	RUSTDOCFLAGS='-D warnings' cargo doc --no-deps
 
 proto: tools ## Check the protos: lint, format, nothing broken since branch main
 	$(BUF) lint

@@ -5,27 +5,35 @@
 //! is awaited inside, so a dropped handler can be interrupted only between changes. Locks are taken one at a time: a cell
 //! is cloned out of the map first.
 
+mod ask;
+mod bulkheads;
 mod operator;
+mod sweep;
 
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::{Duration, SystemTime};
 
 use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_core::{
-    Acquire, Bulkhead, Decision, Effect, FencingToken, Grant, Instant, Invalid, Reason, Refusal, Release, Renewal,
-    RequestKey, Settings, Status, Step, WaiterId,
+    Bulkhead, Decision, Effect, FencingToken, Grant, Instant, Reason, Release, Renewal, RequestKey, Room, Step,
+    WaiterId,
 };
 use tokio::sync::oneshot;
 
+use crate::caps::Caps;
 use crate::clock::Clock;
-use crate::name;
+use crate::cooldowns::{Cooldowns, Reported, Rules};
 use crate::seal::{LeaseId, Seal};
+use crate::settings::{ServerSettings, Template};
 use crate::ticker::Ticker;
 use crate::waiting::{Verdict, Waiting};
 
+pub use crate::cooldowns::CooldownView;
+pub use ask::{Ask, Granted, Refused};
+pub use bulkheads::Conflict;
 pub use operator::{LeaseView, View};
 
 /// The bulkhead that takes the names nobody configured, if it is configured itself (R13).
@@ -47,65 +55,17 @@ pub(crate) struct Cell {
 #[derive(Debug)]
 struct State {
     bulkhead: Bulkhead,
-    /// By the waiters' slots.
-    parked: Vec<Option<oneshot::Sender<Verdict>>>,
+    parked: HashMap<WaiterId, oneshot::Sender<Verdict>>,
     /// When the ticker will come.
     alarm: Option<Instant>,
+    /// What it has borrowed of the server's caps.
+    room: Room,
+    /// Since when nobody holds, waits or is remembered here.
+    idle_since: Option<Instant>,
+    /// An operator changed it: it stays, idle or not.
+    kept: bool,
     /// Taken out of the map, or about to be: look the name up again.
     dead: bool,
-}
-
-/// A request as it came in, its fields checked.
-#[derive(Debug)]
-pub struct Ask {
-    /// When the call was received.
-    pub received: Instant,
-    /// The name asked for.
-    pub bulkhead: String,
-    /// Recognises repeats; `None` recognises none.
-    pub request_id: Option<String>,
-    /// The rest of it; `request` and `fingerprint` are filled in here.
-    pub acquire: Acquire,
-}
-
-/// A granted request.
-#[derive(Debug)]
-pub struct Granted {
-    /// Names the lease, for its holder alone.
-    pub lease_id: String,
-    /// The bulkhead that granted it.
-    pub bulkhead: Arc<str>,
-    /// The lease.
-    pub grant: Grant,
-    /// From the receipt of the call to the grant.
-    pub waited: Duration,
-}
-
-/// A refusal, and of whom.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Refused {
-    /// Why, and the numbers it was decided on.
-    pub refusal: Refusal,
-    /// The bulkhead that refused, or the name asked for when there is none.
-    pub bulkhead: Arc<str>,
-    /// The partition of the request; `None` when no bulkhead was reached.
-    pub partition: Option<Box<str>>,
-    /// The call's own deadline.
-    pub deadline: Option<Instant>,
-}
-
-/// Why a bulkhead cannot be made or deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Conflict {
-    /// One of that name is there.
-    #[error("a bulkhead of that name exists")]
-    Exists,
-    /// Permits run or waiters wait.
-    #[error("the bulkhead has leases or waiters")]
-    InUse,
-    /// None of that name is there.
-    #[error("no bulkhead has that name")]
-    NotFound,
 }
 
 /// Decides who may start now. All methods but [`acquire`](Self::acquire) return at once.
@@ -119,11 +79,16 @@ pub struct Admission {
     /// New cells count their fencing tokens from above this.
     floor: AtomicU64,
     ticker: Ticker,
+    settings: ServerSettings,
+    templates: Vec<Template>,
+    cooldowns: Cooldowns,
+    caps: Caps,
 }
 
 impl Admission {
-    /// An admission without bulkheads. Needs [`run`](Self::run) from now on.
-    pub fn new() -> Self {
+    /// An admission without bulkheads; names that match a template get one when they are first asked for. Needs
+    /// [`run`](Self::run) from now on.
+    pub fn new(settings: ServerSettings, templates: Vec<Template>) -> Self {
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH + EPOCHS_BEGIN).unwrap_or_default();
         let epoch = u32::try_from(since.as_secs().min(LAST_EPOCH)).unwrap_or(0).max(1);
         Self {
@@ -134,52 +99,33 @@ impl Admission {
             next_incarnation: AtomicU32::new(1),
             floor: AtomicU64::new(FencingToken::floor_of(epoch).as_u64()),
             ticker: Ticker::default(),
+            cooldowns: Cooldowns::new(Rules {
+                max_cooldown: settings.max_cooldown,
+                grace: settings.cooldown_grace,
+                ramp_step: settings.ramp_step,
+                max_partitions: settings.max_partitions,
+            }),
+            caps: Caps::new(
+                settings.max_bulkheads,
+                Room {
+                    leases: settings.max_leases,
+                    waiters: settings.max_waiters,
+                    remembered: settings.max_remembered,
+                },
+            ),
+            templates,
+            settings,
         }
     }
 
     /// Moves time: notices the server's own stalls and ends what nobody else would end. Runs for ever.
     pub async fn run(&self) {
-        tokio::join!(self.clock.beat(), self.ticker.run(self));
+        tokio::join!(self.clock.beat(), self.ticker.run(self), self.sweep());
     }
 
     /// The clock that everything here is decided by.
     pub fn clock(&self) -> &Clock {
         &self.clock
-    }
-
-    /// Makes a bulkhead. One made again counts its fencing tokens from above those of the old one (R13).
-    pub fn create(&self, name: &str, settings: Settings) -> Result<(), Conflict> {
-        let Entry::Vacant(vacant) = self.cells.entry(name.into()) else { return Err(Conflict::Exists) };
-        let after = FencingToken::from_u64(self.floor.load(Ordering::Acquire));
-        let incarnation = self.next_incarnation.fetch_add(1, Ordering::Relaxed);
-        let state = State { bulkhead: Bulkhead::new(settings, after), parked: Vec::new(), alarm: None, dead: false };
-        let (name, counted_since) = (vacant.key().clone(), SystemTime::now());
-        let cell = Arc::new(Cell { incarnation, name, counted_since, state: Mutex::new(state) });
-        self.incarnations.insert(incarnation, cell.clone());
-        vacant.insert(cell);
-        Ok(())
-    }
-
-    /// Deletes a bulkhead that nobody holds a lease of or waits for. Ids of its leases answer `Ended` from then on.
-    pub fn delete(&self, name: &str) -> Result<(), Conflict> {
-        let cell = self.find_exact(name).ok_or(Conflict::NotFound)?;
-        let (mut state, now) = self.enter(&cell);
-        if state.dead {
-            return Err(Conflict::NotFound);
-        }
-        let settled = state.bulkhead.advance(now);
-        self.finish(&cell, &mut state, settled);
-        let Status { running, queued, .. } = state.bulkhead.status();
-        if running > 0 || queued > 0 {
-            return Err(Conflict::InUse);
-        }
-        // It leaves the map under its own lock: whoever waits for that lock finds it dead, looks the name up again and
-        // does not find it there. No map guard is ever held while a cell is locked, so the order is safe.
-        state.dead = true;
-        self.floor.fetch_max(state.bulkhead.last_token().as_u64(), Ordering::AcqRel);
-        self.incarnations.remove(&cell.incarnation);
-        self.cells.remove(name);
-        Ok(())
     }
 
     /// Asks for permits; waits in the queue if it must (R1 to R8).
@@ -194,20 +140,35 @@ impl Admission {
             acquire.fingerprint = self.seal.fingerprint(acquire.permits, acquire.ttl, acquire.partition.as_deref());
         }
         let (request, partition) = (acquire.request, acquire.partition.clone());
-        let (cell, verdict) = self.on(&bulkhead, Self::find, |cell, state, now| {
+        let (cell, decision) = self.on(&bulkhead, Self::find_or_make, |cell, state, now| {
             if acquire.partition.is_none() && *cell.name != *bulkhead {
                 acquire.partition = Some(bulkhead.as_str().into());
             }
+            // The bulkhead's own name is its default partition, said or not.
+            acquire.partition = acquire.partition.filter(|partition| **partition != *cell.name);
+            acquire.cooldown = self.cooldowns.end(acquire.partition.as_deref().unwrap_or(&cell.name));
+            let cooling = acquire.cooldown.map(|_| acquire.partition.clone());
             let step = state.bulkhead.acquire(now, acquire);
-            match self.finish(cell, state, step) {
-                Decision::Granted(grant) => Ok(Verdict::Granted(grant)),
-                Decision::Refused(refusal) => Ok(Verdict::Refused(refusal)),
-                Decision::Queued(id) => Err(Waiting::new(self, cell.clone(), id, state.park(id))),
+            // Parked before anything is delivered: what is delivered may be its own verdict.
+            let waiting = match step.answer {
+                Decision::Queued(id) => Some(Waiting::new(self, cell.clone(), id, state.park(id))),
+                _ => None,
+            };
+            let decision = self.finish(cell, state, step);
+            if let (Some(_), Some(partition)) = (&waiting, cooling)
+                && self.cooldowns.end(partition.as_deref().unwrap_or(&cell.name)).is_none()
+            {
+                // Cleared between the look-up and here, where the cell is known to wait: nobody else would tell it.
+                let step = state.bulkhead.calm(now, partition.as_deref());
+                self.finish(cell, state, step);
             }
+            (decision, waiting)
         })?;
-        let verdict = match verdict {
-            Ok(verdict) => verdict,
-            Err(waiting) => waiting.verdict().await,
+        let verdict = match decision {
+            (_, Some(waiting)) => waiting.verdict().await,
+            (Decision::Granted(grant), None) => Verdict::Granted(grant),
+            (Decision::Refused(refusal), None) => Verdict::Refused(refusal),
+            (Decision::Queued(_), None) => unreachable!("whoever is queued was parked"),
         };
         let asked_for = bulkhead;
         let bulkhead = cell.name.clone();
@@ -244,11 +205,42 @@ impl Admission {
     /// The same by request id: withdraws a waiter or releases a lease. The id is spent.
     pub fn release_request(&self, bulkhead: &str, request_id: &str) -> Result<Release, Refused> {
         let key = self.seal.request_key(request_id);
-        let (_, release) = self.on(bulkhead, Self::find, |cell, state, now| {
+        let (_, release) = self.on(bulkhead, Self::find_or_make, |cell, state, now| {
             let step = state.bulkhead.release_request(now, key);
             self.finish(cell, state, step)
         })?;
         Ok(release)
+    }
+
+    /// A partition was told to come back after `wait` (R10): it cools in every bulkhead. Answers what is left of its
+    /// cooldown and whether this report moved the end. Once it returned, nothing of the partition is granted until then.
+    pub fn report(&self, partition: &str, wait: Duration, detail: &str) -> Result<(Duration, bool), Refused> {
+        let now = self.clock.now();
+        let Some(reported) = self.cooldowns.report(now, partition, wait, detail) else {
+            return Err(Refused {
+                partition: Some(partition.into()),
+                ..Refused::early(Reason::ServerCapReached, "", None)
+            });
+        };
+        let Reported { remaining, extended, cooling } = reported;
+        if let Some((end, cells)) = cooling {
+            for cell in cells {
+                let (mut state, now) = self.enter(&cell);
+                let own = (*partition != *cell.name).then_some(partition);
+                let step = state.bulkhead.cool(now, own, end);
+                self.finish(&cell, &mut state, step);
+            }
+        }
+        Ok((remaining, extended))
+    }
+
+    /// The partition that a live lease runs for.
+    pub fn partition_of(&self, lease_id: &str) -> Option<String> {
+        let LeaseId { token, incarnation, .. } = self.seal.open(lease_id)?;
+        let cell = self.find_incarnation(incarnation)?;
+        let (state, _) = self.enter(&cell);
+        let partition = state.bulkhead.partition_of(token)?;
+        Some(partition.unwrap_or(&cell.name).to_owned())
     }
 
     /// A waiter heard of its grant.
@@ -263,7 +255,7 @@ impl Admission {
             Ok(Verdict::Granted(grant)) => state.bulkhead.give_back(now, grant.token),
             Ok(Verdict::Refused(_)) => return,
             Err(_) => {
-                state.parked[id.index()] = None;
+                state.parked.remove(&id);
                 state.bulkhead.leave(now, id)
             }
         };
@@ -285,6 +277,10 @@ impl Admission {
         if self.clock.stalled() > state.bulkhead.forgiven() {
             state.bulkhead.forgive(self.clock.stall());
         }
+        if let Some(room) = self.caps.lend(state.room, state.bulkhead.occupied()) {
+            state.room = room;
+            state.bulkhead.set_room(room);
+        }
         (state, now)
     }
 
@@ -294,8 +290,20 @@ impl Admission {
             let (id, verdict) = match effect {
                 Effect::Granted(id, grant) => (id, Verdict::Granted(grant)),
                 Effect::Refused(id, refusal) => (id, Verdict::Refused(refusal)),
+                Effect::Waits(partition) => {
+                    if let Some(end) = self.cooldowns.enter(partition.as_deref().unwrap_or(&cell.name), cell) {
+                        let now = self.clock.now();
+                        let step = state.bulkhead.cool(now, partition.as_deref(), end);
+                        self.finish(cell, state, step);
+                    }
+                    continue;
+                }
+                Effect::WaitsNoMore(partition) => {
+                    self.cooldowns.leave(partition.as_deref().unwrap_or(&cell.name), cell);
+                    continue;
+                }
             };
-            let told = state.parked[id.index()].take().map(|parked| parked.send(verdict).is_ok());
+            let told = state.parked.remove(&id).map(|parked| parked.send(verdict).is_ok());
             debug_assert_eq!(told, Some(true), "receivers go under the lock, after their place");
         }
         if let Some(deadline) = state.bulkhead.next_deadline()
@@ -310,11 +318,11 @@ impl Admission {
     fn on<T>(
         &self,
         name: &str,
-        find: fn(&Self, &str) -> Option<Arc<Cell>>,
+        find: fn(&Self, &str) -> Result<Arc<Cell>, Refused>,
         change: impl FnOnce(&Arc<Cell>, &mut State, Instant) -> T,
     ) -> Result<(Arc<Cell>, T), Refused> {
         loop {
-            let cell = find(self, name).ok_or_else(|| not_found(name))?;
+            let cell = find(self, name)?;
             let (mut state, now) = self.enter(&cell);
             if !state.dead {
                 let answer = change(&cell, &mut state, now);
@@ -322,15 +330,6 @@ impl Admission {
                 return Ok((cell, answer));
             }
         }
-    }
-
-    /// The cell that answers for that name: its own, or the default one (R13).
-    fn find(&self, name: &str) -> Option<Arc<Cell>> {
-        self.find_exact(name).or_else(|| self.find_exact(DEFAULT))
-    }
-
-    fn find_exact(&self, name: &str) -> Option<Arc<Cell>> {
-        self.cells.get(name).map(|cell| cell.clone())
     }
 
     fn find_incarnation(&self, incarnation: u32) -> Option<Arc<Cell>> {
@@ -346,7 +345,7 @@ impl Admission {
 
 impl Default for Admission {
     fn default() -> Self {
-        Self::new()
+        Self::new(ServerSettings::default(), Vec::new())
     }
 }
 
@@ -354,27 +353,7 @@ impl State {
     /// Where the waiter's verdict will come in.
     fn park(&mut self, id: WaiterId) -> oneshot::Receiver<Verdict> {
         let (sender, receiver) = oneshot::channel();
-        if self.parked.len() <= id.index() {
-            self.parked.resize_with(id.index() + 1, || None);
-        }
-        self.parked[id.index()] = Some(sender);
+        self.parked.insert(id, sender);
         receiver
     }
-}
-
-impl Refused {
-    /// Refused before any bulkhead was asked. A name that is too long to be one is not repeated.
-    pub fn early(reason: Reason, bulkhead: &str, invalid: Option<Invalid>) -> Self {
-        let refusal = Refusal { reason, limit: 0, running: 0, queued: 0, hint: None, invalid };
-        let bulkhead = if bulkhead.len() <= name::LONGEST { bulkhead } else { "" };
-        Self { refusal, bulkhead: bulkhead.into(), partition: None, deadline: None }
-    }
-}
-
-fn not_found(name: &str) -> Refused {
-    if name.is_empty() || name == DEFAULT {
-        let allowed = format!("the name of a bulkhead: none is called {DEFAULT}");
-        return Refused::early(Reason::InvalidField, name, Some(Invalid { field: "bulkhead", allowed }));
-    }
-    Refused::early(Reason::BulkheadNotFound, name, None)
 }

@@ -3,12 +3,15 @@
 //! [`Admission`] decides; [`grpc`] translates; [`run`] puts them on listeners.
 
 mod admission;
+mod caps;
 mod clock;
 pub mod config;
+mod cooldowns;
 pub mod grpc;
 mod name;
 mod ops;
 mod seal;
+mod settings;
 mod ticker;
 mod waiting;
 
@@ -22,9 +25,10 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-pub use admission::{Admission, Ask, Conflict, DEFAULT, Granted, LeaseView, Refused, View};
+pub use admission::{Admission, Ask, Conflict, CooldownView, DEFAULT, Granted, LeaseView, Refused, View};
 pub use clock::Clock;
 use config::{Config, ServerConfig};
+pub use settings::{ServerSettings, Template};
 
 /// After a stop was asked for, open calls may end by themselves for this long.
 const STOP_BOUND: Duration = Duration::from_secs(2);
@@ -56,8 +60,8 @@ async fn bind(setting: &str, address: SocketAddr) -> anyhow::Result<TcpListener>
 pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
     let Listeners { admission: listener, admin, ops } = listeners;
     let addresses = (listener.local_addr()?, admin.local_addr()?, ops.local_addr()?);
-    let Config { server, bulkheads } = config;
-    let admission = Arc::new(Admission::new());
+    let Config { server, admission, templates, bulkheads } = config;
+    let admission = Arc::new(Admission::new(admission, templates));
     for (name, settings) in bulkheads {
         admission.create(&name, settings)?;
     }

@@ -1,6 +1,6 @@
 //! Every rpc, through the whole tonic service, polled k times and then dropped: for every k it was either without effect
 //! or left something that the server knows of, and nothing is lost.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Calls that vanish at the worst moment.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 

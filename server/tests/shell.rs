@@ -1,13 +1,14 @@
 //! The shell in paused time: queueing, ends of waits and leases, stalls, cells made and deleted.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use common::{SLACK, TTL, acquire, admission, ask, drain_and_refill, try_acquire, with};
-use tidegate_core::{Draft, Reason, Release, Renewal};
-use tidegate_server::Conflict;
+use tidegate_core::{Draft, FencingToken, Reason, Release, Renewal};
+use tidegate_server::{Admission, Conflict, ServerSettings, Template};
 use tokio::time::{Instant, advance, sleep};
 
 fn millis(millis: u64) -> Duration {
@@ -156,7 +157,7 @@ async fn a_name_that_nobody_configured_takes_the_default_bulkhead() {
     other.bulkhead = "other".into();
     let granted = admission.acquire(other).await.unwrap();
     assert_eq!(&*granted.bulkhead, "default");
-    let leases = admission.leases(None, ("", Default::default()), 9).unwrap();
+    let leases = admission.leases(None, ("", FencingToken::default()), 9).unwrap();
     assert_eq!((&*leases[0].bulkhead, &*leases[0].partition), ("default", "other"));
     admission.bulkhead("other").unwrap_err();
     drain_and_refill(&admission).await;
@@ -219,4 +220,74 @@ async fn making_and_deleting_never_doubles_a_limit() {
     let grants: u32 = tasks.join_all().await.into_iter().sum();
     assert!(grants > 100 && deleted > 20, "tested nothing: {grants} grants, {deleted} deletions");
     drain_and_refill(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn r13_a_bulkhead_made_from_a_template_goes_when_it_was_idle_unless_an_operator_changed_it() {
+    let settings: tidegate_core::Settings = Draft { limit: Some(1), ..Draft::default() }.try_into().unwrap();
+    let templates = vec![Template { pattern: "made/*".into(), settings: settings.clone() }];
+    let admission = Arc::new(Admission::new(ServerSettings { max_bulkheads: 3, ..Default::default() }, templates));
+    admission.create("db", settings).unwrap();
+    let running = admission.clone();
+    tokio::spawn(async move { running.run().await });
+    let no_wait = |name: &str| {
+        let mut ask = ask(&admission, None);
+        ask.bulkhead = name.into();
+        ask.acquire.max_wait = Some(Duration::ZERO);
+        ask
+    };
+    let made = admission.acquire(no_wait("made/a")).await.unwrap();
+    let kept = admission.acquire(no_wait("made/b")).await.unwrap();
+    admission.set_limit("made/b", 1).unwrap();
+    let refused = admission.acquire(no_wait("made/c")).await.unwrap_err().refusal;
+    assert_eq!((refused.reason, refused.hint), (Reason::ServerCapReached, Some(millis(1_000))));
+    let names = || admission.bulkheads(None, 9).iter().map(|view| view.name.to_string()).collect::<Vec<_>>();
+    assert_eq!(names(), ["db", "made/a", "made/b"]);
+    admission.release(&made.lease_id);
+    admission.release(&kept.lease_id);
+    // Remembered for a minute, then idle for ten.
+    sleep(Duration::from_mins(10)).await;
+    assert_eq!(names().len(), 3);
+    sleep(Duration::from_secs(65)).await;
+    assert_eq!(names(), ["db", "made/b"]);
+    let again = admission.acquire(no_wait("made/a")).await.unwrap();
+    assert!(again.grant.token > made.grant.token, "its tokens go on above the old ones");
+    assert_eq!(admission.renew(&made.lease_id), Some(Renewal::Ended));
+    admission.release(&again.lease_id);
+    drain_and_refill(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn r14_leases_and_waiters_beyond_the_cap_are_refused_and_what_is_given_back_serves_others() {
+    let wide: tidegate_core::Settings = Draft { limit: Some(50), ..Draft::default() }.try_into().unwrap();
+    let settings = ServerSettings { max_leases: 10, max_remembered: 3, ..Default::default() };
+    let admission = Arc::new(Admission::new(settings, Vec::new()));
+    admission.create("db", wide.clone()).unwrap();
+    admission.create("other", wide).unwrap();
+    let running = admission.clone();
+    tokio::spawn(async move { running.run().await });
+    let mut held = Vec::new();
+    let refused = loop {
+        match try_acquire(&admission).await {
+            Ok(granted) => held.push(granted),
+            Err(refused) => break refused.refusal.reason,
+        }
+    };
+    assert_eq!((held.len(), refused), (10, Reason::ServerCapReached));
+    let mut other = ask(&admission, None);
+    other.bulkhead = "other".into();
+    assert_eq!(admission.acquire(other).await.unwrap_err().refusal.reason, Reason::ServerCapReached);
+    for granted in held {
+        assert_eq!(admission.release(&granted.lease_id), Release::Released);
+    }
+    // Nothing was refused for want of memory; the oldest were forgotten.
+    assert_eq!(admission.bulkhead("db").unwrap().status.totals.forgotten, 7);
+    sleep(millis(2_500)).await;
+    let mut elsewhere = Vec::new();
+    for _ in 0..9 {
+        let mut other = ask(&admission, None);
+        other.bulkhead = "other".into();
+        elsewhere.push(admission.acquire(other).await.unwrap());
+    }
+    assert!(elsewhere.iter().all(|granted| admission.release(&granted.lease_id) == Release::Released));
 }

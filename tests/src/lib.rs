@@ -2,6 +2,19 @@
 //!
 //! A test starts its own [`Server`] on free ports, talks to it through [`Client`]s and the [`Admin`] side, and ends with
 //! [`drain_and_refill`]: whatever happened, no permit may be lost. Nothing here decides anything, and nothing depends on it.
+//!
+//! # Load, history, faults
+//!
+//! - [`Proxy`] stands between clients and the server and does what networks do: delays, narrow lines, black holes either
+//!   way, lost replies, cuts and resets. A test sets its [`Faults`] at any time.
+//! - [`load::Load`] is hundreds of clients and an operator, whose choices come from a seed: waits, weights, ranks, partitions,
+//!   cooldowns, deadlines, cancels, repeats, renewals, abandoned leases, some of it behind proxies. Change its fields for what
+//!   a test is about; [`Load::config`](load::Load::config) starts the server, [`Load::run`](load::Load::run) gives a history.
+//! - [`history::History`] is what was sent and answered, and when. [`History::judge`](history::History::judge) finds what
+//!   cannot have been, and refuses a run that was too quiet; [`History::agrees`](history::History::agrees) holds the server's
+//!   totals against it. A test that records calls of its own can be judged by it as well.
+//!
+//! `tests/history.rs` uses them all; each rule of the judge has an example beside it that it passes and one that it finds.
 
 #![allow(
     clippy::unwrap_used,
@@ -12,13 +25,15 @@
 
 mod binary;
 mod calls;
+pub mod history;
+pub mod load;
 mod proxy;
 mod raw;
 mod refill;
 mod server;
 
 pub use calls::{Admin, Client, Waiter, ask, millis, reason, renewal_states, seconds, span};
-pub use proxy::{Mode, Proxy};
+pub use proxy::{Faults, Proxy, Way};
 pub use raw::{Raw, Reply};
 pub use refill::{drain_and_refill, slack};
 pub use server::{Exit, PATIENCE, Server, exit_of};

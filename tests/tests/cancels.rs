@@ -11,7 +11,7 @@ use std::time::Duration;
 use rand::Rng;
 use tidegate_tests::v1::ReleaseState;
 use tidegate_tests::{
-    Client, Instant, Mode, Proxy, Server, ask, drain_and_refill, exercised, reason, seconds, size, slack, v1,
+    Client, Faults, Instant, Proxy, Server, ask, drain_and_refill, exercised, reason, seconds, size, slack, v1,
 };
 
 /// How long a waiter whose call was cancelled, or whose process died, may still be seen in the queue.
@@ -238,7 +238,7 @@ async fn r5_a_waiter_that_fell_silent_is_noticed_by_keepalive() {
     let held = client.granted(v1::AcquireRequest { lease_ttl: seconds(60), ..ask("db") }).await;
     let waiters = [silent.start(ask("db")), silent.start(ask("db"))];
     server.until("db", |now| now.queued == 2).await;
-    proxy.set(Mode::BlackHole);
+    proxy.set(Faults::BLACK_HOLE);
     let start = Instant::now();
     server.until_within(Duration::from_secs(4), "db", |now| now.queued == 0).await;
     println!("noticed after {:?}", start.elapsed());
@@ -264,7 +264,7 @@ async fn r5_a_silent_waiter_that_is_granted_before_it_is_noticed_idles_until_its
     server.until("db", |now| now.queued == 1).await;
     let next = client.start(ask("db"));
     server.until("db", |now| now.queued == 2).await;
-    proxy.set(Mode::BlackHole);
+    proxy.set(Faults::BLACK_HOLE);
     let start = Instant::now();
     client.release(&held.lease_id).await;
     let status = server.status("db").await;

@@ -102,15 +102,6 @@ async fn reflection_describes_the_services_on_both_listeners() {
 }
 
 #[tokio::test]
-async fn what_is_not_served_yet_is_unimplemented() {
-    let server = Server::start(DB);
-    let request = v1::ReportRetryAfterRequest { partition: "db".into(), ..Default::default() };
-    let status = server.client().await.stub().report_retry_after(request).await.unwrap_err();
-    assert_eq!(status.code(), Code::Unimplemented);
-    drain_and_refill(&server, "db").await;
-}
-
-#[tokio::test]
 async fn an_idle_server_ends_at_once_and_cleanly_when_asked_to() {
     let server = Server::start(DB);
     drain_and_refill(&server, "db").await;

@@ -48,3 +48,13 @@ async fn grants_renewals_repeats_and_refusals_work_from_python() {
 async fn waiting_deadlines_and_leaving_work_from_python() {
     check("queue_order.py", 5).await;
 }
+
+#[tokio::test]
+async fn p20_refusals_work_from_python() {
+    check("refusals.py", 2).await;
+}
+
+#[tokio::test]
+async fn p20_a_retry_policy_in_python_obeys_the_pushback() {
+    check("pushback.py", 2).await;
+}

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tidegate_tests::v1::{ReleaseState, RenewalState};
 use tidegate_tests::{
-    Client, Instant, Mode, Proxy, Server, ask, drain_and_refill, exercised, millis, reason, seconds, size, slack, span,
-    v1,
+    Client, Faults, Instant, Proxy, Server, ask, drain_and_refill, exercised, millis, reason, seconds, size, slack,
+    span, v1,
 };
 use tonic::{Code, Status};
 
@@ -143,7 +143,7 @@ async fn p6_a_lost_reply_costs_no_second_lease() {
         let unlucky = Client::connect(proxy.address()).await;
         let waits = round % 2 == 1;
         let held = if waits { Some(client.take("db").await) } else { None };
-        proxy.set(Mode::DropReplies);
+        proxy.set(Faults::DROP_REPLIES);
         let granted = server.status("db").await.granted;
         let call = unlucky.start(with_id(&request_id));
         if let Some(held) = held {

@@ -8,7 +8,8 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use tidegate_core::{
-    Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Holder, Instant, Priority, RequestKey, Settings,
+    Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Holder, Instant, OnCooldown, Priority, RequestKey,
+    Settings,
 };
 
 const RUNS: usize = 9;
@@ -45,6 +46,8 @@ fn ask() -> Acquire {
         request: None,
         fingerprint: 0,
         partition: None,
+        cooldown: None,
+        on_cooldown: OnCooldown::Refuse,
         holder: Holder::default(),
     }
 }
@@ -81,7 +84,7 @@ fn crowd() -> f64 {
             now = now + STEP;
             let Decision::Queued(_) = black_box(bulkhead.acquire(now, black_box(ask())).answer) else { unreachable!() };
             let released = bulkhead.release(now, held.pop_front().unwrap());
-            let [Effect::Granted(_, grant)] = released.effects[..] else { unreachable!() };
+            let Some(&Effect::Granted(_, grant)) = released.effects.first() else { unreachable!() };
             held.push_back(grant.token);
         }
     };

@@ -5,25 +5,24 @@
 //! before commit: a refusal leaves nothing taken.
 
 mod acquire;
+mod cool;
+mod settle;
 
 use std::time::Duration;
 
-use crate::decision::{Effect, Grant, HeldLease, Invalid, Reason, Refusal, Release, Renewal, Status, Step, Totals};
+use crate::decision::{Effect, HeldLease, Invalid, Reason, Release, Renewal, Status, Step, Totals};
 use crate::id::{FencingToken, RequestKey, WaiterId};
-use crate::lease::{Lease, Leases};
+use crate::lease::{Claim, Lease, Leases};
 use crate::ledger::{Fate, Ledger};
+use crate::partition::Partitions;
 use crate::queue::Queue;
+use crate::rate::Rate;
 use crate::replay::{Replay, Seen};
 use crate::settings::Settings;
-use crate::time::{Instant, Stall, slack};
+use crate::time::{Instant, Stall};
 
-/// The most ended waits, due leases and old memories that one call settles each before its own work.
-const MOST_SETTLED: usize = 256;
 /// After a stall no waiter is granted for this long: those that want to leave, or to renew, are read first.
 const GRANT_PAUSE: Duration = Duration::from_millis(50);
-/// The retry hint when no lease's end is in sight.
-const BLIND_HINT: Duration = Duration::from_secs(1);
-
 /// The guarded thing with its rule and its queue. `now` never goes back from one call to the next.
 #[derive(Debug)]
 pub struct Bulkhead {
@@ -33,9 +32,29 @@ pub struct Bulkhead {
     ledger: Ledger,
     queue: Queue,
     replay: Replay,
+    partitions: Partitions,
+    rate: Rate,
+    room: Room,
     /// No waiter is granted before.
     grants_resume: Option<Instant>,
     totals: Totals,
+}
+
+/// How much of what is capped for the whole server this bulkhead may have (R14). The shell lends it in blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// The most leases.
+    pub leases: usize,
+    /// The most waiters.
+    pub waiters: usize,
+    /// The most ended leases and spent request ids remembered, together.
+    pub remembered: usize,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { leases: usize::MAX, waiters: usize::MAX, remembered: usize::MAX }
+    }
 }
 
 impl Bulkhead {
@@ -49,6 +68,9 @@ impl Bulkhead {
             ledger: Ledger::new(after),
             queue: Queue::new(limit),
             replay: Replay::default(),
+            partitions: Partitions::new(),
+            rate: Rate::new(),
+            room: Room::default(),
             grants_resume: None,
             totals: Totals::default(),
         }
@@ -60,7 +82,7 @@ impl Bulkhead {
         let answer = match self.fate(now, token) {
             Fate::Live(slot) => {
                 self.leases.renew(now, slot);
-                Renewal::Renewed { ttl: self.leases.get(slot).ttl, floor: self.ledger.floor() }
+                Renewal::Renewed { ttl: self.leases.get(slot).claim.ttl, floor: self.ledger.floor() }
             }
             Fate::Released => Renewal::Released,
             Fate::Expired => Renewal::Expired,
@@ -90,11 +112,8 @@ impl Bulkhead {
             Some(Seen::Spent(answer)) => answer,
             Some(Seen::Live(token)) => self.release_token(now, token),
             Some(Seen::Waiting(slot)) => {
-                let withdrawn = self.queue.id(slot);
-                self.queue.remove(slot);
+                self.refuse_waiter(now, slot, Reason::RequestIdSpent, &mut effects);
                 self.spend(now, key, Release::Withdrawn);
-                self.totals.count_refused(Reason::RequestIdSpent);
-                effects.push(Effect::Refused(withdrawn, self.refusal(now, Reason::RequestIdSpent)));
                 Release::Withdrawn
             }
         };
@@ -119,7 +138,7 @@ impl Bulkhead {
     pub fn leave(&mut self, now: Instant, id: WaiterId) -> Step<()> {
         // Before anything else: what time has freed must not be granted to it.
         if let Some(slot) = self.queue.find(id) {
-            self.drop_waiter(slot);
+            self.drop_waiter(now, slot);
         }
         let effects = self.settle(now);
         self.step((), effects)
@@ -132,9 +151,9 @@ impl Bulkhead {
         if let Fate::Live(slot) = self.fate(now, token)
             && !self.leases.get(slot).told
         {
-            let lease = self.leases.remove(slot);
+            let lease = self.remove_lease(now, slot);
             self.ledger.erase(token);
-            if let Some(key) = lease.request {
+            if let Some(key) = lease.claim.request {
                 self.replay.free(key);
             }
         }
@@ -155,8 +174,7 @@ impl Bulkhead {
         let mut effects = self.settle(now);
         let ceiling = self.settings.ceiling();
         let answer = if (1..=ceiling).contains(&limit) {
-            self.limit = limit;
-            self.queue.set_limit(limit);
+            self.move_limit(now, limit);
             Ok(())
         } else {
             Err(Invalid { field: "limit", allowed: format!("1 to {ceiling}, not {limit}") })
@@ -165,14 +183,26 @@ impl Bulkhead {
         self.step(answer, effects)
     }
 
+    fn move_limit(&mut self, now: Instant, limit: u32) {
+        // A ramp that was over under the old limit does not come back with the new one.
+        for partition in self.partitions.troubled() {
+            self.refresh(now, partition);
+        }
+        self.limit = limit;
+        self.queue.set_limit(limit, |partition| self.partitions.get(partition).cooldown.is_some());
+        // How long a ramp lasts depends on the limit.
+        for partition in self.partitions.troubled() {
+            self.refresh(now, partition);
+        }
+    }
+
     /// Replaces the settings (R4). A changed start limit moves the limit in force; a lower ceiling lowers it too, and
     /// waiters that ask for more than the new ceiling are refused. Waits begun keep their ends and their places.
     pub fn configure(&mut self, now: Instant, settings: Settings) -> Step<()> {
         let mut effects = self.settle(now);
         let wanted = if settings.limit() == self.settings.limit() { self.limit } else { settings.limit() };
-        self.limit = wanted.min(settings.ceiling());
         self.settings = settings;
-        self.queue.set_limit(self.limit);
+        self.move_limit(now, wanted.min(self.settings.ceiling()));
         while let Some(slot) = self.queue.any_above(self.settings.ceiling()) {
             self.refuse_waiter(now, slot, Reason::PermitsExceedCeiling, &mut effects);
         }
@@ -204,7 +234,8 @@ impl Bulkhead {
     /// change after any call.
     pub fn next_deadline(&self) -> Option<Instant> {
         let (wait_end, _) = self.queue.first_end()?;
-        let others = self.leases.first_end().into_iter().chain(self.grants_resume);
+        let turn = self.partitions.first_turn().map(|(at, _)| at);
+        let others = self.leases.first_end().into_iter().chain(self.grants_resume).chain(turn);
         Some(others.fold(wait_end, Instant::min))
     }
 
@@ -218,6 +249,28 @@ impl Bulkhead {
         self.ledger.last()
     }
 
+    /// How much of what is capped for the whole server it may have.
+    pub fn set_room(&mut self, room: Room) {
+        self.room = room;
+    }
+
+    /// How much of that it has now.
+    pub fn occupied(&self) -> Room {
+        Room {
+            leases: self.leases.len() + self.queue.len(),
+            waiters: self.queue.len(),
+            remembered: self.ledger.remembered() + self.replay.remembered(),
+        }
+    }
+
+    /// The partition of a live lease; `Some(None)` is the bulkhead's own name.
+    pub fn partition_of(&self, token: FencingToken) -> Option<Option<&str>> {
+        match self.ledger.fate(token) {
+            Fate::Live(slot) => Some(self.partitions.name(self.leases.get(slot).claim.partition)),
+            _ => None,
+        }
+    }
+
     /// What was decided about it.
     pub fn settings(&self) -> &Settings {
         &self.settings
@@ -225,138 +278,11 @@ impl Bulkhead {
 
     /// The live leases with tokens from `from` on, in grant order.
     pub fn leases_from(&self, from: FencingToken) -> impl Iterator<Item = HeldLease<'_>> {
-        self.ledger.live_from(from).map(|(_, slot)| self.leases.held(slot))
-    }
-
-    /// What time has done: ends of waits first, so that nobody is granted past the end of its wait.
-    fn settle(&mut self, now: Instant) -> Vec<Effect> {
-        let mut effects = Vec::new();
-        if self.grants_resume.is_some_and(|at| at <= now) {
-            self.grants_resume = None;
-        }
-        for _ in 0..MOST_SETTLED {
-            match self.queue.first_end() {
-                Some((end, slot)) if end <= now => self.refuse_waiter(now, slot, Reason::WaitTimeout, &mut effects),
-                _ => break,
-            }
-        }
-        for _ in 0..MOST_SETTLED {
-            match self.leases.first_due(now) {
-                Some(slot) => self.end(now, slot, Fate::Expired),
-                None => break,
-            }
-        }
-        self.ledger.forget(now, MOST_SETTLED);
-        self.replay.forget(now, MOST_SETTLED);
-        self.grant_waiters(now, &mut effects);
-        effects
-    }
-
-    /// Grants the first eligible waiter while it fits; behind one that does not, nobody (R2).
-    fn grant_waiters(&mut self, now: Instant, effects: &mut Vec<Effect>) {
-        if self.grants_resume.is_some() {
-            return;
-        }
-        while self.fits(1)
-            && let Some((slot, first)) = self.queue.first()
-            && self.fits(first.permits)
-        {
-            if self.queue.end(slot) <= now {
-                self.refuse_waiter(now, slot, Reason::WaitTimeout, effects);
-                continue;
-            }
-            let id = self.queue.id(slot);
-            let waiter = self.queue.remove(slot);
-            let grant = self.grant(Lease {
-                token: FencingToken::default(),
-                permits: waiter.permits,
-                ttl: waiter.ttl,
-                granted_at: now,
-                request: waiter.request,
-                partition: waiter.partition,
-                holder: waiter.holder,
-                told: false,
-            });
-            if let Some(key) = waiter.request {
-                self.replay.grant(key, grant.token);
-            }
-            effects.push(Effect::Granted(id, grant));
-        }
-    }
-
-    /// The grant rule (R1).
-    fn fits(&self, permits: u32) -> bool {
-        self.limit.checked_sub(self.leases.running()).is_some_and(|free| permits <= free)
-    }
-
-    /// Starts a lease, under the next token.
-    fn grant(&mut self, mut lease: Lease) -> Grant {
-        lease.token = self.ledger.grant(self.leases.vacant());
-        let Lease { token, permits, ttl, granted_at, .. } = lease;
-        self.leases.insert(granted_at, lease);
-        Grant { token, floor: self.ledger.floor(), permits, ttl, granted_at, replayed: false }
-    }
-
-    /// What became of a token by now: one that is due has expired, also when there were too many to settle at once.
-    fn fate(&mut self, now: Instant, token: FencingToken) -> Fate {
-        match self.ledger.fate(token) {
-            Fate::Live(slot) if self.leases.is_due(now, slot) => {
-                self.end(now, slot, Fate::Expired);
-                Fate::Expired
-            }
-            fate => fate,
-        }
-    }
-
-    /// A lease ends; its permits are free.
-    fn end(&mut self, now: Instant, slot: u32, fate: Fate) {
-        self.tell(slot);
-        let lease = self.leases.remove(slot);
-        self.totals.forgotten += self.ledger.end(now, lease.token, fate, self.settings.max_remembered());
-        let answer = if fate == Fate::Expired { Release::Expired } else { Release::AlreadyReleased };
-        if fate == Fate::Expired {
-            self.totals.expired += 1;
-        }
-        if let Some(key) = lease.request {
-            self.spend(now, key, answer);
-        }
-    }
-
-    fn spend(&mut self, now: Instant, key: RequestKey, answer: Release) {
-        let longest = self.settings.max_lease_ttl();
-        let keep = longest + slack(longest);
-        self.totals.forgotten += self.replay.spend(now, key, answer, keep, self.settings.max_remembered());
-    }
-
-    fn tell(&mut self, slot: u32) {
-        let told = std::mem::replace(&mut self.leases.get_mut(slot).told, true);
-        self.totals.granted += u64::from(!told);
-    }
-
-    fn drop_waiter(&mut self, slot: u32) {
-        let waiter = self.queue.remove(slot);
-        if let Some(key) = waiter.request {
-            self.replay.free(key);
-        }
-    }
-
-    fn refuse_waiter(&mut self, now: Instant, slot: u32, reason: Reason, effects: &mut Vec<Effect>) {
-        let id = self.queue.id(slot);
-        self.drop_waiter(slot);
-        self.totals.count_refused(reason);
-        effects.push(Effect::Refused(id, self.refusal(now, reason)));
-    }
-
-    fn refusal(&self, now: Instant, reason: Reason) -> Refusal {
-        let hint = match reason {
-            Reason::ConcurrencyCapacityExhausted | Reason::QueueFull | Reason::WaitTimeout => {
-                let free = self.leases.first_end().map_or(BLIND_HINT, |end| end.since(now));
-                Some(self.settings.clamp_hint(free))
-            }
-            _ => None,
-        };
-        let Status { limit, running, queued, .. } = self.status();
-        Refusal { reason, limit, running, queued, hint, invalid: None }
+        self.ledger.live_from(from).map(|(token, slot)| {
+            let Lease { granted_at, claim: Claim { permits, partition, holder, .. }, .. } = self.leases.get(slot);
+            let (permits, granted_at, end) = (*permits, *granted_at, self.leases.end(slot));
+            HeldLease { token, permits, partition: self.partitions.name(*partition), holder, granted_at, end }
+        })
     }
 
     #[allow(clippy::cast_possible_truncation)] // at most MAX_QUEUED
@@ -364,7 +290,11 @@ impl Bulkhead {
         self.queue.len() as u32
     }
 
-    fn step<T>(&self, answer: T, effects: Vec<Effect>) -> Step<T> {
+    fn step<T>(&mut self, answer: T, mut effects: Vec<Effect>) -> Step<T> {
+        let news = self.partitions.take_news();
+        if !news.is_empty() {
+            effects.extend(news);
+        }
         #[cfg(debug_assertions)]
         self.check_invariants();
         Step { answer, effects }
@@ -373,16 +303,29 @@ impl Bulkhead {
     /// Panics where the parts contradict each other or a rule (see the crate's head).
     #[cfg(debug_assertions)]
     fn check_invariants(&self) {
-        let sum: u64 = self.leases.iter().map(|(_, lease)| u64::from(lease.permits)).sum();
+        let sum: u64 = self.leases.iter().map(|(_, lease)| u64::from(lease.claim.permits)).sum();
         assert_eq!(u64::from(self.leases.running()), sum, "R16: running is the sum of the leases");
         for (slot, lease) in self.leases.iter() {
             assert_eq!(self.ledger.fate(lease.token), Fate::Live(slot));
         }
         self.queue.check_invariants();
-        let fits = self.queue.first().is_some_and(|(_, first)| self.fits(first.permits));
+        for (slot, partition) in self.partitions.iter() {
+            let of = self.leases.iter().filter(|(_, lease)| lease.claim.partition == slot);
+            let running: u32 = of.map(|(_, lease)| lease.claim.permits).sum();
+            let waiters = self.queue.of_partition(slot, false).len();
+            assert_eq!(
+                (partition.running, self.partitions.waiters(slot) as usize),
+                (running, waiters),
+                "R11: a partition's account"
+            );
+            assert!(running > 0 || waiters > 0 || slot == crate::partition::OWN, "an empty partition stays");
+            let is_held = self.queue.first_held(slot).is_some();
+            assert!(!is_held || partition.cooldown.is_some(), "R10: held without a cause");
+        }
+        let fits = self.queue.first().is_some_and(|(_, first)| self.fits(first.claim.permits));
         assert!(!fits || self.grants_resume.is_some(), "R2: the first eligible waiter fits and was not granted");
         assert!((1..=self.settings.ceiling()).contains(&self.limit), "R1: the limit is within 1..=ceiling");
-        let with_id = self.leases.iter().filter(|(_, lease)| lease.request.is_some()).count();
+        let with_id = self.leases.iter().filter(|(_, lease)| lease.claim.request.is_some()).count();
         let active = self.replay.active();
         assert!((with_id..=with_id + self.queue.len()).contains(&active), "R8: ids lead to a waiter or a lease");
     }

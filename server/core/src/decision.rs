@@ -17,13 +17,18 @@ pub struct Step<T> {
     pub effects: Vec<Effect>,
 }
 
-/// What a call did to a waiter other than its own.
+/// What a call did besides its answer.
 #[derive(Debug, PartialEq)]
 pub enum Effect {
     /// Its turn came.
     Granted(WaiterId, Grant),
     /// Its wait is over.
     Refused(WaiterId, Refusal),
+    /// A partition has its first waiter here: from now on it must be told of a cooldown by
+    /// [`cool`](crate::Bulkhead::cool). `None` is the bulkhead's own name.
+    Waits(Option<Box<str>>),
+    /// A partition has no waiter here any more.
+    WaitsNoMore(Option<Box<str>>),
 }
 
 /// How urgent a request is: its rank moves its place by whole `aging_step`s (R2).
@@ -36,6 +41,16 @@ pub enum Priority {
     Normal,
     /// Rank 2.
     Sheddable,
+}
+
+/// What a request does while its partition cools down (R10).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnCooldown {
+    /// It is refused at once.
+    #[default]
+    Refuse,
+    /// It keeps or takes a place, if its wait lasts longer than the cooldown.
+    Wait,
 }
 
 /// A request for permits.
@@ -57,8 +72,12 @@ pub struct Acquire {
     pub request: Option<RequestKey>,
     /// Hash of what a repeat must not change (permits, partition and ttl as sent); the core only compares it.
     pub fingerprint: u64,
-    /// The key that cools down together, for operators to see; `None` is the bulkhead's own name.
+    /// The key that cools down together; `None` is the bulkhead's own name.
     pub partition: Option<Box<str>>,
+    /// When the cooldown of that partition ends or ended, if it cools or ramps; looked up by the shell.
+    pub cooldown: Option<Instant>,
+    /// What to do while it lasts.
+    pub on_cooldown: OnCooldown,
     /// Who asks, for operators to see.
     pub holder: Holder,
 }
@@ -109,6 +128,14 @@ pub enum Reason {
     QueueFull,
     /// Waited to the end, or past the deadline on arrival.
     WaitTimeout,
+    /// Pushed out of a full queue by a more urgent one.
+    Displaced,
+    /// Its partition cools down.
+    CooldownActive,
+    /// Its partition cools down longer than the call has time.
+    CooldownExceedsDeadline,
+    /// A cap of the server.
+    ServerCapReached,
     /// No bulkhead has that name.
     BulkheadNotFound,
     /// A field is out of its range.
@@ -125,10 +152,14 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, in the order of their totals.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 13] = [
         Self::ConcurrencyCapacityExhausted,
         Self::QueueFull,
         Self::WaitTimeout,
+        Self::Displaced,
+        Self::CooldownActive,
+        Self::CooldownExceedsDeadline,
+        Self::ServerCapReached,
         Self::BulkheadNotFound,
         Self::InvalidField,
         Self::PermitsExceedCeiling,
@@ -143,6 +174,10 @@ impl Reason {
             Self::ConcurrencyCapacityExhausted => "CONCURRENCY_CAPACITY_EXHAUSTED",
             Self::QueueFull => "QUEUE_FULL",
             Self::WaitTimeout => "WAIT_TIMEOUT",
+            Self::Displaced => "DISPLACED",
+            Self::CooldownActive => "COOLDOWN_ACTIVE",
+            Self::CooldownExceedsDeadline => "COOLDOWN_EXCEEDS_DEADLINE",
+            Self::ServerCapReached => "SERVER_CAP_REACHED",
             Self::BulkheadNotFound => "BULKHEAD_NOT_FOUND",
             Self::InvalidField => "INVALID_FIELD",
             Self::PermitsExceedCeiling => "PERMITS_EXCEED_CEILING",
@@ -164,6 +199,8 @@ pub struct Refusal {
     pub running: u32,
     /// Waiters in the queue.
     pub queued: u32,
+    /// How many permits the ramp of its partition allows, where that is what held it.
+    pub ramp: Option<u32>,
     /// When to come back, at the earliest, without spread; `None` when coming back later does not help.
     pub hint: Option<Duration>,
     /// Which field is wrong, for the reasons that speak of one.

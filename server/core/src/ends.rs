@@ -63,6 +63,16 @@ impl Ends {
         }
     }
 
+    /// Gives the slot that end, or none, whatever it had.
+    pub(crate) fn set(&mut self, slot: u32, end: Option<Instant>) {
+        if (slot as usize) < self.places.len() {
+            self.remove(slot);
+        }
+        if let Some(end) = end {
+            self.insert(slot, end);
+        }
+    }
+
     /// The end of a slot that has one.
     pub(crate) fn get(&self, slot: u32) -> Instant {
         match self.places[slot as usize] {
@@ -78,7 +88,7 @@ impl Ends {
         self.insert(slot, end);
     }
 
-    /// Takes out the end of a slot that has one.
+    /// Takes out the end of a slot, if it has one.
     pub(crate) fn remove(&mut self, slot: u32) {
         match std::mem::replace(&mut self.places[slot as usize], Place::Gone) {
             Place::Run(_) => {

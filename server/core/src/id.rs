@@ -36,13 +36,6 @@ pub struct WaiterId {
     pub(crate) call: u64,
 }
 
-impl WaiterId {
-    /// A small number that no other waiter of the bulkhead has at the same time; used again after it left.
-    pub const fn index(self) -> usize {
-        self.slot as usize
-    }
-}
-
 /// A request id as the core remembers it: keyed hashes, made by the shell, of the caller's identity and of the id itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestKey {

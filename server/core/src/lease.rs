@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use crate::decision::{HeldLease, Holder};
+use crate::decision::Holder;
 use crate::ends::Ends;
 use crate::id::{FencingToken, RequestKey};
 use crate::time::{Instant, Stall};
@@ -16,16 +16,23 @@ use crate::time::{Instant, Stall};
 /// are read first.
 const MOST_QUIET: Duration = Duration::from_millis(500);
 
+/// What is asked for, waits and then runs.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) permits: u32,
+    pub(crate) ttl: Duration,
+    pub(crate) request: Option<RequestKey>,
+    /// Its partition's slot.
+    pub(crate) partition: u32,
+    pub(crate) holder: Holder,
+}
+
 /// A grant that has not ended.
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) token: FencingToken,
-    pub(crate) permits: u32,
-    pub(crate) ttl: Duration,
     pub(crate) granted_at: Instant,
-    pub(crate) request: Option<RequestKey>,
-    pub(crate) partition: Option<Box<str>>,
-    pub(crate) holder: Holder,
+    pub(crate) claim: Claim,
     /// Somebody was told of it: it can no longer count as never granted.
     pub(crate) told: bool,
 }
@@ -56,6 +63,11 @@ impl Leases {
         &mut self.slots[slot as usize]
     }
 
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
     /// The slot that the next lease will be in.
     #[allow(clippy::cast_possible_truncation)] // at most MAX_CEILING leases
     pub(crate) fn vacant(&self) -> u32 {
@@ -64,21 +76,21 @@ impl Leases {
 
     pub(crate) fn insert(&mut self, now: Instant, lease: Lease) {
         let slot = self.vacant();
-        self.running += lease.permits;
-        self.ends.insert(slot, now + lease.ttl - self.forgiven);
+        self.running += lease.claim.permits;
+        self.ends.insert(slot, now + lease.claim.ttl - self.forgiven);
         self.slots.insert(lease);
     }
 
     pub(crate) fn remove(&mut self, slot: u32) -> Lease {
         self.ends.remove(slot);
         let lease = self.slots.remove(slot as usize);
-        self.running -= lease.permits;
+        self.running -= lease.claim.permits;
         lease
     }
 
     /// Starts its ttl anew.
     pub(crate) fn renew(&mut self, now: Instant, slot: u32) {
-        self.ends.update(slot, now + self.slots[slot as usize].ttl - self.forgiven);
+        self.ends.update(slot, now + self.slots[slot as usize].claim.ttl - self.forgiven);
     }
 
     /// Its end has come.
@@ -108,17 +120,9 @@ impl Leases {
         self.forgiven
     }
 
-    /// As operators see it.
-    pub(crate) fn held(&self, slot: u32) -> HeldLease<'_> {
-        let Lease { token, permits, granted_at, partition, holder, .. } = self.get(slot);
-        HeldLease {
-            token: *token,
-            permits: *permits,
-            partition: partition.as_deref(),
-            holder,
-            granted_at: *granted_at,
-            end: self.ends.get(slot) + self.forgiven,
-        }
+    /// When the lease in that slot ends.
+    pub(crate) fn end(&self, slot: u32) -> Instant {
+        self.ends.get(slot) + self.forgiven
     }
 
     /// All of them with their slots.

@@ -83,6 +83,11 @@ impl Ledger {
         self.first += 1;
     }
 
+    /// How many ended leases are remembered.
+    pub(crate) fn remembered(&self) -> usize {
+        self.ended.len()
+    }
+
     /// The token granted last, or the one the ledger began after.
     pub(crate) fn last(&self) -> FencingToken {
         FencingToken::from_u64(self.first + self.ring.len() as u64 - 1)

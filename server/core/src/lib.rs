@@ -19,20 +19,24 @@
 //! - every waiter has exactly one place and one end, and its request id leads back to it.
 
 mod bulkhead;
+mod cooldown;
 mod decision;
 mod ends;
 mod id;
 mod lease;
 mod ledger;
+mod partition;
 mod queue;
+mod rate;
 mod replay;
 mod settings;
 mod time;
 
-pub use bulkhead::Bulkhead;
+pub use bulkhead::{Bulkhead, Room};
+pub use cooldown::{calm_at, extend};
 pub use decision::{
-    Acquire, Decision, Effect, Grant, HeldLease, Holder, Invalid, Priority, Reason, Refusal, Release, Renewal, Status,
-    Step, Totals,
+    Acquire, Decision, Effect, Grant, HeldLease, Holder, Invalid, OnCooldown, Priority, Reason, Refusal, Release,
+    Renewal, Status, Step, Totals,
 };
 pub use id::{FencingToken, RequestKey, WaiterId};
 pub use settings::{Draft, MAX_CEILING, MAX_LEASE_TTL, MAX_QUEUED, MAX_WAIT, MIN_LEASE_TTL, Settings};

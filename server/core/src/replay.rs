@@ -86,6 +86,11 @@ impl Replay {
         }
     }
 
+    /// How many spent ids are remembered.
+    pub(crate) fn remembered(&self) -> usize {
+        self.spent.len()
+    }
+
     /// How many ids stand for something else than their end.
     #[cfg(debug_assertions)]
     pub(crate) fn active(&self) -> usize {

@@ -17,8 +17,6 @@ pub const MAX_LEASE_TTL: Duration = Duration::from_mins(5);
 
 /// Waiters per permit of the start limit, unless `max_queued` says otherwise.
 const QUEUE_FACTOR: u32 = 8;
-/// Ended leases and spent request ids that one bulkhead remembers, unless the shell says otherwise.
-const MAX_REMEMBERED: usize = 4_000_000;
 
 /// Settings as somebody wrote them down: what is `None` takes its default. The only place where defaults are written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,8 +39,10 @@ pub struct Draft {
     pub min_retry_hint: Option<Duration>,
     /// The longest retry hint, `min_retry_hint` to 1 h; default 1 min.
     pub max_retry_hint: Option<Duration>,
-    /// The most ended leases, and the most spent request ids, remembered; at least 1; default 4,000,000.
-    pub max_remembered: Option<usize>,
+    /// A newcomer that meets a full queue pushes out the last waiter if that one's priority is lower; default: no.
+    pub displace: Option<bool>,
+    /// How long each doubling of the careful start after a cooldown takes, 0 (no ramp) to 1 min; default 1 s.
+    pub ramp_step: Option<Duration>,
 }
 
 /// Settings of a bulkhead, each within its range. Made from a [`Draft`].
@@ -57,7 +57,8 @@ pub struct Settings {
     aging_step: Duration,
     min_retry_hint: Duration,
     max_retry_hint: Duration,
-    max_remembered: usize,
+    displace: bool,
+    ramp_step: Duration,
 }
 
 impl Settings {
@@ -89,9 +90,13 @@ impl Settings {
     pub fn aging_step(&self) -> Duration {
         self.aging_step
     }
-    /// The most ended leases, and the most spent request ids, remembered.
-    pub fn max_remembered(&self) -> usize {
-        self.max_remembered
+    /// A newcomer may push out a less urgent waiter.
+    pub fn displace(&self) -> bool {
+        self.displace
+    }
+    /// How long each doubling of the ramp takes.
+    pub fn ramp_step(&self) -> Duration {
+        self.ramp_step
     }
 
     /// `hint` within the bounds of retry hints.
@@ -135,10 +140,13 @@ impl TryFrom<Draft> for Settings {
                 min_retry_hint,
                 MAX_WAIT,
             )?,
-            max_remembered: match draft.max_remembered.unwrap_or(MAX_REMEMBERED) {
-                0 => return Err(Invalid { field: "max_remembered", allowed: "at least 1".into() }),
-                some => some,
-            },
+            displace: draft.displace.unwrap_or(false),
+            ramp_step: span(
+                "ramp_step",
+                draft.ramp_step.unwrap_or(Duration::from_secs(1)),
+                Duration::ZERO,
+                Duration::from_mins(1),
+            )?,
         })
     }
 }
@@ -154,11 +162,15 @@ fn number(field: &'static str, value: u32, least: u32, most: u32) -> Result<u32,
 /// `value`, in whole milliseconds, if it is within `least..=most`.
 pub(crate) fn span(field: &'static str, value: Duration, least: Duration, most: Duration) -> Result<Duration, Invalid> {
     if (least..=most).contains(&value) {
-        #[allow(clippy::cast_possible_truncation)] // at most an hour
-        Ok(Duration::from_millis(value.as_millis() as u64))
+        Ok(whole_millis(value))
     } else {
         Err(Invalid { field, allowed: format!("{least:?} to {most:?}, not {value:?}") })
     }
+}
+
+/// The rest below a millisecond is cut off.
+pub(crate) fn whole_millis(value: Duration) -> Duration {
+    Duration::from_millis(u64::try_from(value.as_millis()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -201,6 +213,6 @@ mod tests {
         check(Draft { aging_step: Some(some(3601)), ..Draft::default() }, "aging_step", "0ns to 3600s, not 3601s");
         check(Draft { min_retry_hint: Some(some(0)), ..Draft::default() }, "min_retry_hint", "1ms to 3600s, not 0ns");
         check(Draft { max_retry_hint: Some(some(0)), ..Draft::default() }, "max_retry_hint", "50ms to 3600s, not 0ns");
-        check(Draft { max_remembered: Some(0), ..Draft::default() }, "max_remembered", "at least 1");
+        check(Draft { ramp_step: Some(some(61)), ..Draft::default() }, "ramp_step", "0ns to 60s, not 61s");
     }
 }

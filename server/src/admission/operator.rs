@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use tidegate_core::{FencingToken, Holder, Reason, Settings, Status};
 
-use super::{Admission, Cell, Refused, not_found};
+use super::{Admission, Cell, Refused};
+use crate::cooldowns::CooldownView;
 
 /// A bulkhead as operators see it.
 #[derive(Debug)]
@@ -42,7 +43,8 @@ pub struct LeaseView {
 impl Admission {
     /// Moves the limit in force, at once (R4).
     pub fn set_limit(&self, name: &str, limit: u32) -> Result<View, Refused> {
-        let (cell, answer) = self.on(name, Self::find_exact, |cell, state, now| {
+        let (cell, answer) = self.on(name, Self::find, |cell, state, now| {
+            state.kept = true;
             let step = state.bulkhead.set_limit(now, limit);
             self.finish(cell, state, step)
         })?;
@@ -54,7 +56,7 @@ impl Admission {
 
     /// A bulkhead as it stands now.
     pub fn bulkhead(&self, name: &str) -> Result<View, Refused> {
-        let cell = self.find_exact(name).ok_or_else(|| not_found(name))?;
+        let cell = self.find(name)?;
         Ok(self.view(&cell))
     }
 
@@ -97,6 +99,23 @@ impl Admission {
             }
         }
         Ok(leases)
+    }
+
+    /// The partitions that cool, ramp, or are remembered to have, with names after `after`, by name, at most `most`.
+    pub fn cooldowns(&self, after: Option<&str>, most: usize) -> Vec<CooldownView> {
+        self.cooldowns.list(self.clock.now(), after, most)
+    }
+
+    /// Ends the cooldown of a partition and its ramp, at once. Answers whether there was one.
+    pub fn clear_cooldown(&self, partition: &str) -> bool {
+        let Some(cells) = self.cooldowns.clear(partition) else { return false };
+        for cell in cells {
+            let (mut state, now) = self.enter(&cell);
+            let own = (*partition != *cell.name).then_some(partition);
+            let step = state.bulkhead.calm(now, own);
+            self.finish(&cell, &mut state, step);
+        }
+        true
     }
 
     fn names(&self, wanted: impl Fn(&str) -> bool) -> Vec<Arc<str>> {

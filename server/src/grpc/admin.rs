@@ -64,6 +64,31 @@ impl AdminService for AdminApi {
         Ok(Response::new(v1::SetLimitResponse { bulkhead: Some(view.into()) }))
     }
 
+    async fn list_cooldowns(
+        &self,
+        request: Request<v1::ListCooldownsRequest>,
+    ) -> Result<Response<v1::ListCooldownsResponse>, Status> {
+        let v1::ListCooldownsRequest { page_size, page_token } = request.into_inner();
+        let size = page_size_of(page_size);
+        let after = Place::read("cooldowns", "", &page_token)?;
+        let mut views = self.admission.cooldowns(after.as_ref().map(|place| place.name.as_str()), size + 1);
+        let last = cut(&mut views, size).map(|view| Place::new(&view.partition, 0));
+        let next_page_token = last.map(|place| place.write("cooldowns", "")).unwrap_or_default();
+        let cooldowns = views.into_iter().map(Into::into).collect();
+        Ok(Response::new(v1::ListCooldownsResponse { cooldowns, next_page_token }))
+    }
+
+    async fn clear_cooldown(
+        &self,
+        request: Request<v1::ClearCooldownRequest>,
+    ) -> Result<Response<v1::ClearCooldownResponse>, Status> {
+        let v1::ClearCooldownRequest { partition, detail } = request.into_inner();
+        convert::operators_text(&partition, &detail).map_err(|invalid| status::invalid_field("", invalid))?;
+        let cleared = self.admission.clear_cooldown(&partition);
+        tracing::info!(partition, detail, cleared, "cooldown cleared");
+        Ok(Response::new(v1::ClearCooldownResponse { cleared }))
+    }
+
     async fn list_leases(
         &self,
         request: Request<v1::ListLeasesRequest>,

@@ -9,9 +9,9 @@ use tidegate_proto::v1::admission_service_server::AdmissionService;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::convert::{self, Released};
+use super::convert::{self, Released, What};
 use super::status;
-use crate::admission::Admission;
+use crate::admission::{Admission, Refused};
 
 /// Serves applications.
 #[derive(Clone, Debug)]
@@ -25,6 +25,10 @@ impl AdmissionApi {
     pub fn new(admission: Arc<Admission>, stopping: CancellationToken) -> Self {
         Self { admission, stopping }
     }
+
+    fn refuse(&self, refused: &Refused) -> Status {
+        status::refuse(self.admission.clock().now(), refused)
+    }
 }
 
 #[tonic::async_trait]
@@ -35,19 +39,31 @@ impl AdmissionService for AdmissionApi {
         let ask = convert::ask(received, request).map_err(|invalid| status::invalid_field(&name, invalid))?;
         match self.admission.acquire(ask).await {
             Ok(granted) => Ok(Response::new(granted.into())),
-            Err(refused) => Err(status::refuse(self.admission.clock().now(), &refused)),
+            Err(refused) => Err(self.refuse(&refused)),
         }
     }
 
     async fn release(&self, request: Request<v1::ReleaseRequest>) -> Result<Response<v1::ReleaseResponse>, Status> {
         let message = request.into_inner();
         let name = message.bulkhead.clone();
-        let release = match convert::released(message).map_err(|invalid| status::invalid_field(&name, invalid))? {
-            Released::Lease(lease_id) => self.admission.release(&lease_id),
-            Released::Request { bulkhead, request_id } => self
-                .admission
-                .release_request(&bulkhead, &request_id)
-                .map_err(|refused| status::refuse(self.admission.clock().now(), &refused))?,
+        let released = convert::released(message).map_err(|invalid| status::invalid_field(&name, invalid))?;
+        let Released { what, retry_after } = released;
+        if let Some((wait, partition)) = retry_after {
+            // First, so that what is freed here does not go to a waiter of the same partition. A cap on partitions must
+            // not keep anybody from giving a lease back.
+            let of_lease = || match &what {
+                What::Lease(lease_id) => self.admission.partition_of(lease_id),
+                What::Request { .. } => None,
+            };
+            if let Some(partition) = partition.or_else(of_lease) {
+                let _ = self.admission.report(&partition, wait, "");
+            }
+        }
+        let release = match what {
+            What::Lease(lease_id) => self.admission.release(&lease_id),
+            What::Request { bulkhead, request_id } => {
+                self.admission.release_request(&bulkhead, &request_id).map_err(|refused| self.refuse(&refused))?
+            }
         };
         Ok(Response::new(v1::ReleaseResponse { state: convert::release_state(release).into() }))
     }
@@ -81,9 +97,13 @@ impl AdmissionService for AdmissionApi {
 
     async fn report_retry_after(
         &self,
-        _: Request<v1::ReportRetryAfterRequest>,
+        request: Request<v1::ReportRetryAfterRequest>,
     ) -> Result<Response<v1::ReportRetryAfterResponse>, Status> {
-        Err(status::unimplemented("ReportRetryAfter"))
+        let reported = convert::report(request.into_inner()).map_err(|invalid| status::invalid_field("", invalid))?;
+        let (partition, wait, detail) = reported;
+        let (remaining, extended) =
+            self.admission.report(&partition, wait, &detail).map_err(|refused| self.refuse(&refused))?;
+        Ok(Response::new(v1::ReportRetryAfterResponse { remaining: Some(convert::duration(remaining)), extended }))
     }
 }
 

@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
-use tidegate_core::{Acquire, Holder, Instant, Invalid, Priority, Release, Renewal};
+use tidegate_core::{Acquire, Holder, Instant, Invalid, OnCooldown, Priority, Release, Renewal};
 use tidegate_proto::v1;
 use tonic::Request;
 
-use crate::admission::{Ask, DEFAULT, Granted, LeaseView, View};
+use crate::admission::{Ask, CooldownView, DEFAULT, Granted, LeaseView, View};
 use crate::name;
 
 /// The header that carries the call's time-out.
@@ -30,7 +30,6 @@ pub(crate) fn ask(received: Instant, request: Request<v1::AcquireRequest>) -> Re
     }
     text("holder", &message.holder, LONGEST_TEXT)?;
     text("request_id", &message.request_id, LONGEST_REQUEST_ID)?;
-    on_cooldown(message.on_cooldown)?;
     let acquire = Acquire {
         permits: message.permits.max(1),
         priority: priority(message.priority)?,
@@ -41,14 +40,23 @@ pub(crate) fn ask(received: Instant, request: Request<v1::AcquireRequest>) -> Re
         request: None,
         fingerprint: 0,
         partition: message.partition.map(Into::into),
+        cooldown: None,
+        on_cooldown: on_cooldown(message.on_cooldown)?,
         holder: Holder { name: message.holder.into(), address },
     };
     let request_id = (!message.request_id.is_empty()).then_some(message.request_id);
     Ok(Ask { received, bulkhead, request_id, acquire })
 }
 
+/// A Release, its fields checked.
+pub(crate) struct Released {
+    pub(crate) what: What,
+    /// A wait to report, and for which partition; `None` is the lease's.
+    pub(crate) retry_after: Option<(Duration, Option<String>)>,
+}
+
 /// How a Release names what it gives back.
-pub(crate) enum Released {
+pub(crate) enum What {
     Lease(String),
     Request { bulkhead: String, request_id: String },
 }
@@ -58,20 +66,41 @@ pub(crate) fn released(message: v1::ReleaseRequest) -> Result<Released, Invalid>
         return Err(Invalid { field: "outcome", allowed: "a value of tidegate.v1.Outcome".into() });
     }
     message.latency.map(|latency| span("latency", latency)).transpose()?;
-    message.retry_after.map(|after| span("retry_after", after)).transpose()?;
+    let wait = message.retry_after.map(|after| reported_wait("retry_after", after)).transpose()?;
     if let Some(partition) = &message.partition {
         name::check("partition", partition)?;
     }
-    match (message.lease_id.is_empty(), message.request_id.is_empty()) {
+    let retry_after = wait.filter(|wait| !wait.is_zero()).map(|wait| (wait, message.partition));
+    let what = match (message.lease_id.is_empty(), message.request_id.is_empty()) {
         (false, true) if message.bulkhead.is_empty() => {
             text("lease_id", &message.lease_id, LONGEST_LEASE_ID)?;
-            Ok(Released::Lease(message.lease_id))
+            What::Lease(message.lease_id)
         }
         (true, false) => {
             text("request_id", &message.request_id, LONGEST_REQUEST_ID)?;
-            Ok(Released::Request { bulkhead: bulkhead_name(message.bulkhead)?, request_id: message.request_id })
+            What::Request { bulkhead: bulkhead_name(message.bulkhead)?, request_id: message.request_id }
         }
-        _ => Err(Invalid { field: "lease_id", allowed: "given alone, or request_id with bulkhead instead".into() }),
+        _ => {
+            let allowed = "given alone, or request_id with bulkhead instead".into();
+            return Err(Invalid { field: "lease_id", allowed });
+        }
+    };
+    Ok(Released { what, retry_after })
+}
+
+/// A report: the partition, its wait, and why.
+pub(crate) fn report(message: v1::ReportRetryAfterRequest) -> Result<(String, Duration, String), Invalid> {
+    name::check("partition", &message.partition)?;
+    text("detail", &message.detail, LONGEST_TEXT)?;
+    let wait = message.retry_after.map(|after| reported_wait("retry_after", after)).transpose()?;
+    Ok((message.partition, wait.unwrap_or_default(), message.detail))
+}
+
+/// What somebody was told to wait: a well-formed duration. Only a positive one counts (R10).
+fn reported_wait(field: &'static str, value: prost_types::Duration) -> Result<Duration, Invalid> {
+    match (value.seconds, value.nanos) {
+        (..0, -999_999_999..=0) | (0, -999_999_999..0) => Ok(Duration::ZERO),
+        _ => span(field, value),
     }
 }
 
@@ -81,6 +110,12 @@ pub(crate) fn lease_ids(lease_ids: &[String]) -> Result<(), Invalid> {
         return Err(Invalid { field: "lease_ids", allowed });
     }
     lease_ids.iter().try_for_each(|lease_id| text("lease_ids", lease_id, LONGEST_LEASE_ID))
+}
+
+/// A partition, and why an operator changes something about it.
+pub(crate) fn operators_text(partition: &str, detail: &str) -> Result<(), Invalid> {
+    name::check("partition", partition)?;
+    text("detail", detail, LONGEST_TEXT)
 }
 
 pub(crate) fn text(field: &'static str, value: &str, longest: usize) -> Result<(), Invalid> {
@@ -109,10 +144,10 @@ fn priority(value: i32) -> Result<Priority, Invalid> {
     }
 }
 
-/// Checked only: nothing cools down yet.
-fn on_cooldown(value: i32) -> Result<(), Invalid> {
+fn on_cooldown(value: i32) -> Result<OnCooldown, Invalid> {
     match v1::OnCooldown::try_from(value) {
-        Ok(_) => Ok(()),
+        Ok(v1::OnCooldown::Unspecified | v1::OnCooldown::Refuse) => Ok(OnCooldown::Refuse),
+        Ok(v1::OnCooldown::Wait) => Ok(OnCooldown::Wait),
         Err(_) => Err(Invalid { field: "on_cooldown", allowed: "a value of tidegate.v1.OnCooldown".into() }),
     }
 }
@@ -223,6 +258,7 @@ impl From<View> for v1::Bulkhead {
                 lease_ttl: Some(duration(settings.lease_ttl())),
                 max_lease_ttl: Some(duration(settings.max_lease_ttl())),
                 aging_step: Some(duration(settings.aging_step())),
+                displace: settings.displace(),
             }),
             status: Some(v1::BulkheadStatus {
                 limit: status.limit,
@@ -252,6 +288,13 @@ impl From<LeaseView> for v1::HeldLease {
             grant_time: Some(timestamp(lease.granted_at)),
             ttl_left: Some(duration(lease.ttl_left)),
         }
+    }
+}
+
+impl From<CooldownView> for v1::Cooldown {
+    fn from(cooldown: CooldownView) -> Self {
+        let CooldownView { partition, remaining, detail } = cooldown;
+        Self { partition: partition.as_ref().into(), remaining: Some(duration(remaining)), detail }
     }
 }
 

@@ -20,9 +20,9 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 /// The status of a refusal that is answered at `now`.
 pub(crate) fn refuse(now: Instant, refused: &Refused) -> Status {
     let Refused { refusal, bulkhead, partition, deadline } = refused;
-    let Refusal { reason, limit, running, queued, hint, invalid } = refusal;
+    let Refusal { reason, limit, running, queued, ramp, hint, invalid } = refusal;
     let partition = partition.as_deref().unwrap_or_default();
-    let hint = hint.map(|hint| whole_millis(spread(hint)));
+    let hint = hint.map(|hint| whole_millis(hint + spread(*reason, hint).mul_f64(rand::random())));
     let typed = v1::Refusal {
         reason: reason.as_str().into(),
         bulkhead: bulkhead.as_ref().into(),
@@ -33,7 +33,7 @@ pub(crate) fn refuse(now: Instant, refused: &Refused) -> Status {
         queued: *queued,
         retry_hint: hint.map(duration),
     };
-    let mut details = vec![any("google.rpc.ErrorInfo", &error_info(&typed, invalid.as_ref()))];
+    let mut details = vec![any("google.rpc.ErrorInfo", &error_info(&typed, *ramp, invalid.as_ref()))];
     details.push(any("tidegate.v1.Refusal", &typed));
     if let Some(invalid) = invalid {
         let field_violations = vec![pb::bad_request::FieldViolation {
@@ -53,7 +53,7 @@ pub(crate) fn refuse(now: Instant, refused: &Refused) -> Status {
         let pushback = if outlasts { "-1".into() } else { hint.as_millis().to_string() };
         trailers.insert(PUSHBACK, pushback.parse().unwrap_or_else(|_| 0.into()));
     }
-    let (code, message) = form(*reason, bulkhead, refusal);
+    let (code, message) = form(*reason, bulkhead, partition, refusal);
     let status = pb::Status { code: code as i32, message: message.clone(), details };
     Status::with_details_and_metadata(code, message, status.encode_to_vec().into(), trailers)
 }
@@ -63,13 +63,8 @@ pub(crate) fn invalid_field(bulkhead: &str, invalid: Invalid) -> Status {
     refuse(Instant::ORIGIN, &Refused::early(Reason::InvalidField, bulkhead, Some(invalid)))
 }
 
-/// An rpc of the contract that this server does not serve yet.
-pub(crate) fn unimplemented(what: &str) -> Status {
-    Status::unimplemented(format!("{what} is not served yet"))
-}
-
 /// Code and message of each reason. A new reason does not compile until it has both.
-fn form(reason: Reason, bulkhead: &str, refusal: &Refusal) -> (Code, String) {
+fn form(reason: Reason, bulkhead: &str, partition: &str, refusal: &Refusal) -> (Code, String) {
     let Refusal { limit, running, queued, invalid, .. } = refusal;
     let field = invalid.as_ref().map(Invalid::to_string).unwrap_or_default();
     match reason {
@@ -85,6 +80,15 @@ fn form(reason: Reason, bulkhead: &str, refusal: &Refusal) -> (Code, String) {
             Code::ResourceExhausted,
             format!("the wait for bulkhead {bulkhead:?} is over ({running} of {limit} running, {queued} queued)"),
         ),
+        Reason::Displaced => (
+            Code::ResourceExhausted,
+            format!("pushed out of the full queue of bulkhead {bulkhead:?} by a more urgent request"),
+        ),
+        Reason::CooldownActive => (Code::ResourceExhausted, format!("partition {partition:?} cools down")),
+        Reason::CooldownExceedsDeadline => {
+            (Code::ResourceExhausted, format!("partition {partition:?} cools down for longer than this call has time"))
+        }
+        Reason::ServerCapReached => (Code::ResourceExhausted, "the server has reached a cap".into()),
         Reason::BulkheadNotFound => (Code::NotFound, format!("no bulkhead is called {bulkhead:?}")),
         Reason::InvalidField | Reason::PermitsExceedCeiling | Reason::RequestIdReused => (Code::InvalidArgument, field),
         Reason::Superseded => (Code::Aborted, "a repeat with the same request_id took this call's place".into()),
@@ -93,7 +97,7 @@ fn form(reason: Reason, bulkhead: &str, refusal: &Refusal) -> (Code, String) {
 }
 
 /// The same for tools that know only Google's details.
-fn error_info(refusal: &v1::Refusal, invalid: Option<&Invalid>) -> pb::ErrorInfo {
+fn error_info(refusal: &v1::Refusal, ramp: Option<u32>, invalid: Option<&Invalid>) -> pb::ErrorInfo {
     let mut metadata = HashMap::new();
     let mut tell = |key: &str, value: String| {
         if !value.is_empty() {
@@ -108,6 +112,9 @@ fn error_info(refusal: &v1::Refusal, invalid: Option<&Invalid>) -> pb::ErrorInfo
         tell("unheard", refusal.unheard.to_string());
         tell("queued", refusal.queued.to_string());
     }
+    if let Some(ramp) = ramp {
+        tell("ramp", ramp.to_string());
+    }
     if let Some(invalid) = invalid {
         tell("field", invalid.field.to_owned());
         tell("allowed", invalid.allowed.clone());
@@ -119,10 +126,13 @@ fn any(name: &str, message: &impl Message) -> prost_types::Any {
     prost_types::Any { type_url: format!("type.googleapis.com/{name}"), value: message.encode_to_vec() }
 }
 
-/// Spread upward, so that callers refused together do not come back together.
-fn spread(hint: Duration) -> Duration {
-    let widest = (hint / 5).max(hint.min(Duration::from_secs(1)));
-    hint + widest.mul_f64(rand::random())
+/// The widest spread upward, so that callers refused together do not come back together. A cooldown is long, and who
+/// waited for it must not be much later than it.
+fn spread(reason: Reason, hint: Duration) -> Duration {
+    match reason {
+        Reason::CooldownActive | Reason::CooldownExceedsDeadline => (hint / 5).min(Duration::from_secs(30)),
+        _ => (hint / 5).max(hint.min(Duration::from_secs(1))),
+    }
 }
 
 fn whole_millis(hint: Duration) -> Duration {
@@ -134,13 +144,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hint_is_spread_upward_only_and_by_a_fifth_or_a_second_at_most() {
-        for (hint, most) in [(50, 100), (1_000, 2_000), (3_000, 4_000), (60_000, 72_000)] {
-            for _ in 0..1000 {
-                let spread = spread(Duration::from_millis(hint));
-                assert!((Duration::from_millis(hint)..=Duration::from_millis(most)).contains(&spread), "{spread:?}");
-            }
-        }
+    fn a_hint_is_spread_by_a_fifth_or_a_second_at_most_and_a_cooldown_by_a_fifth_within_half_a_minute() {
+        let spread = |reason, millis| super::spread(reason, Duration::from_millis(millis)).as_millis();
+        assert_eq!([50, 1_000, 3_000, 60_000].map(|hint| spread(Reason::QueueFull, hint)), [50, 1_000, 1_000, 12_000]);
+        assert_eq!([50, 3_000, 600_000].map(|hint| spread(Reason::CooldownActive, hint)), [10, 600, 30_000]);
         assert_eq!(whole_millis(Duration::from_nanos(1)), Duration::from_millis(1));
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::{Acquire, Draft, Holder, Priority, Settings};
+use tidegate_core::{Acquire, Draft, Holder, OnCooldown, Priority, Settings};
 use tidegate_server::{Admission, Ask, Granted, Refused};
 
 pub(crate) const TTL: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ pub(crate) fn admission(limit: u32) -> Arc<Admission> {
 }
 
 pub(crate) fn with(draft: Draft) -> Arc<Admission> {
-    let admission = Arc::new(Admission::new());
+    let admission = Arc::new(Admission::default());
     admission.create("db", Settings::try_from(draft).unwrap()).unwrap();
     let running = admission.clone();
     tokio::spawn(async move { running.run().await });
@@ -48,6 +48,8 @@ pub(crate) fn ask(admission: &Admission, request_id: Option<&str>) -> Ask {
             request: None,
             fingerprint: 0,
             partition: None,
+            cooldown: None,
+            on_cooldown: OnCooldown::Refuse,
             holder: Holder::default(),
         },
     }

@@ -5,6 +5,7 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 
+use super::cooldowns::PARTITIONS;
 use super::plain::{MS, Rules, SECOND};
 
 #[derive(Clone, Debug)]
@@ -29,6 +30,7 @@ pub enum Border {
     Lease,
     Stall,
     Memory,
+    Cooldown,
 }
 
 #[derive(Clone, Debug)]
@@ -48,6 +50,12 @@ pub enum Command {
     /// The server stands still for that many milliseconds.
     Stall(u64),
     Advance,
+    /// A partition cools for that many milliseconds from now; the bulkhead is visited after so many commands more.
+    Report(usize, u64, u32),
+    /// An operator ends a partition's cooldown and ramp.
+    Clear(usize),
+    /// That many leases and waiters are its share of the server.
+    Room(usize, usize),
 }
 
 /// A request for permits, with times in milliseconds from now.
@@ -62,6 +70,9 @@ pub struct Wish {
     pub request: Option<u64>,
     /// What a repeat must not change is as usual for this request id.
     pub as_usual: bool,
+    pub partition: usize,
+    /// Waits while its partition cools.
+    pub waits: bool,
 }
 
 /// Which limit.
@@ -103,8 +114,9 @@ fn rules() -> impl Strategy<Value = Rules> {
     let max_queued = prop_oneof![1 => Just(0), 20 => 1_usize..=6];
     let max_wait = prop_oneof![1 => Just(0), 20 => select(vec![500 * MS, SECOND, 2 * SECOND, 3 * SECOND])];
     let aging_step = select(vec![0, 250 * MS, 500 * MS, SECOND]);
-    (1..=5_u32, 0..=3_u32, max_queued, max_wait, aging_step, 2..=3_u64).prop_map(
-        |(limit, more, max_queued, max_wait, aging_step, ttl)| Rules {
+    let ramp_step = prop_oneof![1 => Just(0), 9 => select(vec![50 * MS, 200 * MS, SECOND])];
+    (1..=5_u32, 0..=3_u32, max_queued, max_wait, aging_step, 2..=3_u64, any::<bool>(), ramp_step).prop_map(
+        |(limit, more, max_queued, max_wait, aging_step, ttl, displace, ramp_step)| Rules {
             limit,
             ceiling: limit + more,
             max_queued,
@@ -112,6 +124,8 @@ fn rules() -> impl Strategy<Value = Rules> {
             aging_step,
             ttl: ttl * SECOND,
             max_ttl: 5 * SECOND,
+            displace,
+            ramp_step,
         },
     )
 }
@@ -122,6 +136,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => Just(Border::Lease),
         4 => Just(Border::Stall),
         1 => Just(Border::Memory),
+        8 => Just(Border::Cooldown),
     ];
     prop_oneof![
         60 => Just(Step::None),
@@ -135,7 +150,7 @@ fn command() -> impl Strategy<Value = Command> {
     prop_oneof![
         32 => wish().prop_map(Command::Acquire),
         19 => token().prop_map(Command::Release),
-        3 => (0..6_u64).prop_map(Command::ReleaseRequest),
+        3 => (0..8_u64).prop_map(Command::ReleaseRequest),
         9 => token().prop_map(Command::Renew),
         20 => limit().prop_map(Command::SetLimit),
         4 => call().prop_map(Command::Leave),
@@ -144,6 +159,9 @@ fn command() -> impl Strategy<Value = Command> {
         2 => (prop::option::of(1..=5_u32), 2..=8_u32).prop_map(|(limit, ceiling)| Command::Configure(limit, ceiling)),
         2 => select(vec![101, 300, 499, 501, 2_000, 10_000]).prop_map(Command::Stall),
         3 => Just(Command::Advance),
+        6 => report(),
+        1 => (0..PARTITIONS).prop_map(Command::Clear),
+        2 => room(),
     ]
 }
 
@@ -164,9 +182,10 @@ fn wish() -> impl Strategy<Value = Wish> {
         6 => select(vec![2_000, 2_500, 4_000, 5_000]).prop_map(Some),
         1 => select(vec![0, 1_999, 5_001]).prop_map(Some),
     ];
-    let request = prop::option::weighted(0.4, 0..6_u64);
-    (permits, 0..=2_u64, max_wait, deadline, ttl, (request, prop::bool::weighted(0.9))).prop_map(
-        |(permits, rank, max_wait, deadline, ttl, (request, as_usual))| Wish {
+    let request = prop::option::weighted(0.4, 0..8_u64);
+    let partition = (partition(), prop::bool::weighted(0.7));
+    (permits, 0..=2_u64, max_wait, deadline, ttl, (request, prop::bool::weighted(0.9)), partition).prop_map(
+        |(permits, rank, max_wait, deadline, ttl, (request, as_usual), (partition, waits))| Wish {
             permits,
             rank,
             max_wait,
@@ -174,8 +193,27 @@ fn wish() -> impl Strategy<Value = Wish> {
             ttl,
             request,
             as_usual,
+            partition,
+            waits,
         },
     )
+}
+
+/// One of them is in the most trouble.
+fn partition() -> impl Strategy<Value = usize> {
+    prop_oneof![2 => Just(0), 3 => Just(1), 1 => 2..PARTITIONS]
+}
+
+fn report() -> impl Strategy<Value = Command> {
+    let span = prop_oneof![1 => Just(0), 8 => select(vec![1, 50, 200, 600, 1_000]), 1 => Just(3_000)];
+    let visit_after = prop_oneof![2 => Just(0_u32), 1 => 1..10_u32];
+    (partition(), span, visit_after).prop_map(|(partition, span, after)| Command::Report(partition, span, after))
+}
+
+/// Mostly as much as it likes.
+fn room() -> impl Strategy<Value = Command> {
+    let some = || prop_oneof![3 => Just(usize::MAX), 1 => 0..8_usize];
+    (some(), some()).prop_map(|(leases, waiters)| Command::Room(leases, waiters))
 }
 
 fn limit() -> impl Strategy<Value = Limit> {

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use tidegate_core::{
-    Acquire, Draft, Grant, Holder, Instant, Priority, Reason, Refusal, Release, Renewal, RequestKey, Settings,
+    Acquire, Draft, Grant, Holder, Instant, OnCooldown, Priority, Reason, Refusal, Release, Renewal, RequestKey,
+    Settings,
 };
 
 use super::plain::{Answer, Ask, Rules};
+use super::shell;
 
 pub fn settings(rules: &Rules) -> Settings {
     let draft = Draft {
@@ -17,6 +19,8 @@ pub fn settings(rules: &Rules) -> Settings {
         lease_ttl: Some(Duration::from_nanos(rules.ttl)),
         max_lease_ttl: Some(Duration::from_nanos(rules.max_ttl)),
         aging_step: Some(Duration::from_nanos(rules.aging_step)),
+        displace: Some(rules.displace),
+        ramp_step: Some(Duration::from_nanos(rules.ramp_step)),
         ..Draft::default()
     };
     Settings::try_from(draft).unwrap()
@@ -32,7 +36,9 @@ pub fn acquire(ask: &Ask) -> Acquire {
         ttl: ask.ttl.map(Duration::from_nanos),
         request: ask.request.map(request),
         fingerprint: ask.print,
-        partition: None,
+        partition: shell::name(ask.partition).map(Into::into),
+        cooldown: ask.cooldown.map(Instant::from_nanos),
+        on_cooldown: if ask.waits { OnCooldown::Wait } else { OnCooldown::Refuse },
         holder: Holder::default(),
     }
 }
@@ -53,11 +59,21 @@ pub fn granted(grant: &Grant) -> Answer {
 
 /// Also checks what the oracle does not tell: that a hint is there where coming back helps.
 pub fn refused(refusal: &Refusal) -> Answer {
-    let Refusal { reason, limit, running, queued, hint, .. } = *refusal;
-    let helps = matches!(reason, Reason::ConcurrencyCapacityExhausted | Reason::QueueFull | Reason::WaitTimeout);
-    let within = |hint| (Duration::from_millis(50)..=Duration::from_mins(1)).contains(&hint);
+    let Refusal { reason, limit, running, queued, ramp, hint, .. } = *refusal;
+    let cools = matches!(reason, Reason::CooldownActive | Reason::CooldownExceedsDeadline);
+    let helps = cools
+        || matches!(
+            reason,
+            Reason::ConcurrencyCapacityExhausted
+                | Reason::QueueFull
+                | Reason::WaitTimeout
+                | Reason::Displaced
+                | Reason::ServerCapReached
+        );
+    let within = |hint| cools || (Duration::from_millis(50)..=Duration::from_mins(1)).contains(&hint);
     assert_eq!(hint.is_some_and(within), helps, "the hint of {refusal:?}");
-    Answer::Refused { reason, limit, running, queued: queued as usize }
+    let cooldown = hint.filter(|_| cools).map(nanos);
+    Answer::Refused { reason, limit, running, queued: queued as usize, ramp, cooldown }
 }
 
 /// The ttl, or what a release would answer.

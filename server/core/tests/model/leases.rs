@@ -37,6 +37,10 @@ impl Leases {
         self.all.values().filter(|lease| lease.over.is_none()).map(|lease| lease.ask.permits).sum()
     }
 
+    pub fn running_of(&self, partition: usize) -> u32 {
+        self.live(|lease| lease.ask.partition == partition).iter().map(|token| self.all[token].ask.permits).sum()
+    }
+
     pub fn grant(&mut self, now: u64, ask: &Ask, told: bool) -> Answer {
         self.last_token += 1;
         let ttl = ask.ttl.unwrap_or(self.ttl);

@@ -1,8 +1,9 @@
 //! What a bulkhead has to do, told simply: a list of waiters, a map of leases, all else found by looking through them.
 
+use super::cooldowns::PARTITIONS;
 use super::leases::Leases;
 use super::plain::{Answer, Ask, Rules, Waiter};
-use tidegate_core::{Reason, Release};
+use tidegate_core::{Reason, Release, Room};
 
 #[derive(Default)]
 pub struct Oracle {
@@ -10,6 +11,9 @@ pub struct Oracle {
     pub limit: u32,
     pub queue: Vec<Waiter>,
     pub leases: Leases,
+    /// When the cooldown of each partition ends or ended, while it has waiters that it concerns.
+    pub ends: [Option<u64>; PARTITIONS],
+    pub room: Room,
     pub effects: Vec<(Waiter, Answer)>,
     pub grants_resume: u64,
     pub calls: usize,
@@ -22,8 +26,10 @@ impl Oracle {
             self.refuse_waiter(Reason::WaitTimeout, |waiter| waiter.end == end);
         }
         self.leases.expire(now);
+        self.forget_calm(now);
         self.grant_waiters(now);
         let answer = work(self);
+        self.forget_calm(now);
         self.grant_waiters(now);
         answer
     }
@@ -32,25 +38,31 @@ impl Oracle {
         if let Some(answer) = self.leases.replay(now, ask) {
             return answer.unwrap_or_else(|reason| self.refuse(reason));
         }
-        let wait_end = ask.wait_end(now, &self.rules);
-        if let Some(at) = self.queue.iter().position(|waiter| ask.repeats(&waiter.ask)) {
-            if self.queue[at].ask.print != ask.print {
-                return self.refuse(Reason::RequestIdReused);
-            }
-            let (superseded, waiter) = (self.refuse(Reason::Superseded), self.queue.remove(at));
-            self.effects.push((waiter.clone(), superseded));
-            return match wait_end {
-                Ok(end) => self.enqueue(Waiter { end: end.min(waiter.end), ..waiter }),
-                Err(reason) => self.refuse(reason),
-            };
+        match self.queue.iter().position(|waiter| ask.repeats(&waiter.ask)) {
+            Some(at) if self.queue[at].ask.print != ask.print => self.refuse(Reason::RequestIdReused),
+            Some(at) => self.take_over(now, ask, at),
+            None => self.newcomer(now, ask),
         }
-        let place = (now + ask.rank * self.rules.aging_step, self.calls);
-        let is_first = self.first().is_none_or(|first| place < self.queue[first].place);
-        match (ask.wrong(&self.rules), wait_end) {
-            (None, _) if is_first && self.fits(ask.permits) && !ask.is_late(now) => self.leases.grant(now, ask, true),
-            (Some(reason), _) | (None, Err(reason)) => self.refuse(reason),
-            (None, Ok(_)) if self.queue.len() >= self.rules.max_queued => self.refuse(Reason::QueueFull),
-            (None, Ok(end)) => self.enqueue(Waiter { call: 0, end, place, ask: ask.clone() }),
+    }
+
+    /// A repeat takes a place over: its own end if that is earlier, and its own deadline.
+    fn take_over(&mut self, now: u64, ask: &Ask, at: usize) -> Answer {
+        self.effects.push((self.queue[at].clone(), self.refuse(Reason::Superseded)));
+        let partition = self.queue[at].ask.partition;
+        let end = ask.wait_end(now, &self.rules).map(|end| end.min(self.queue[at].end));
+        match end.and_then(|end| self.outlasted(now, partition, end).map_or(Ok(end), Err)) {
+            Ok(end) => {
+                self.calls += 1;
+                let waiter = &mut self.queue[at];
+                (waiter.call, waiter.end, waiter.ask.deadline) = (self.calls, end, ask.deadline);
+                Answer::Queued(self.calls)
+            }
+            Err(reason) => {
+                let cooldown = self.ends[partition].filter(|_| reason == Reason::CooldownExceedsDeadline);
+                self.take(at);
+                let answer = self.refuse(reason);
+                cooldown.map_or(answer.clone(), |end| answer.with_cooldown(end - now))
+            }
         }
     }
 
@@ -59,40 +71,48 @@ impl Oracle {
         self.leases.release_request(now, request, if withdrawn { Release::Withdrawn } else { Release::Unknown })
     }
 
+    pub fn leave(&mut self, call: usize) {
+        if let Some(at) = self.queue.iter().position(|waiter| waiter.call == call) {
+            self.take(at);
+        }
+    }
+
     pub fn refuse_waiter(&mut self, reason: Reason, which: impl Fn(&Waiter) -> bool) -> bool {
         let Some(at) = self.queue.iter().position(which) else { return false };
-        let waiter = self.queue.remove(at);
+        let waiter = self.take(at);
         self.effects.push((waiter, self.refuse(reason)));
         true
     }
 
+    /// A waiter goes; with the last one of a partition all that is known of that.
+    pub fn take(&mut self, at: usize) -> Waiter {
+        let waiter = self.queue.remove(at);
+        let partition = waiter.ask.partition;
+        if !self.queue.iter().any(|other| other.ask.partition == partition) {
+            self.ends[partition] = None;
+        }
+        waiter
+    }
+
     fn grant_waiters(&mut self, now: u64) {
-        while let Some(at) = self.first()
-            && self.fits(self.queue[at].ask.permits)
+        while let Some(at) = self.first(now)
+            && self.leases.running() + self.queue[at].ask.permits <= self.limit
             && self.grants_resume <= now
         {
-            let waiter = self.queue.remove(at);
+            let waiter = self.take(at);
             let granted = self.leases.grant(now, &waiter.ask, false);
             self.effects.push((waiter, granted));
         }
     }
 
-    fn enqueue(&mut self, waiter: Waiter) -> Answer {
-        self.calls += 1;
-        self.queue.push(Waiter { call: self.calls, ..waiter });
-        Answer::Queued(self.calls)
+    pub fn refuse(&self, reason: Reason) -> Answer {
+        let (running, queued) = (self.leases.running(), self.queue.len());
+        Answer::Refused { reason, limit: self.limit, running, queued, ramp: None, cooldown: None }
     }
 
-    fn refuse(&self, reason: Reason) -> Answer {
-        Answer::Refused { reason, limit: self.limit, running: self.leases.running(), queued: self.queue.len() }
-    }
-
-    fn first(&self) -> Option<usize> {
-        let eligible = (0..self.queue.len()).filter(|&at| self.queue[at].ask.permits <= self.limit);
+    /// The first eligible waiter.
+    pub fn first(&self, now: u64) -> Option<usize> {
+        let eligible = (0..self.queue.len()).filter(|&at| self.is_eligible(now, &self.queue[at]));
         eligible.min_by_key(|&at| self.queue[at].place)
-    }
-
-    fn fits(&self, permits: u32) -> bool {
-        self.leases.running() + permits <= self.limit
     }
 }

@@ -4,35 +4,38 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use tidegate_core::{
-    Bulkhead, Decision, Effect, FencingToken, Grant, Instant, Reason, Release, Renewal, Stall, WaiterId,
-};
+use tidegate_core::{Bulkhead, Decision, FencingToken, Instant, Reason, Renewal, Room, Stall, WaiterId};
 
-use super::commands::{Border, Call, Command, Limit, Step, Token, Wish};
+use super::commands::{Call, Command, Limit, Step, Token, Wish};
 use super::convert;
+use super::cooldowns::PARTITIONS;
 use super::oracle::Oracle;
-use super::plain::{Answer, Ask, MS, Rules, SECOND, Waiter};
+use super::plain::{Answer, MS, Rules, SECOND};
+use super::shell::{self, Shell};
 use super::tally::{Outcome, Tally};
+use super::told::Told;
 
 const START: u64 = 1_000 * SECOND;
 
 pub struct Pair {
-    core: Bulkhead,
-    oracle: Oracle,
-    now: u64,
+    pub core: Bulkhead,
+    pub oracle: Oracle,
+    pub now: u64,
     /// When time was last acted on.
-    settled: u64,
-    stall: Stall,
+    pub settled: u64,
+    pub stall: Stall,
     /// What the core calls each call that was queued.
-    ids: Vec<WaiterId>,
+    pub ids: Vec<WaiterId>,
+    pub told: Told,
+    pub shell: Shell,
     /// The fencing floors told in this step.
-    floors: Vec<u64>,
+    pub floors: Vec<u64>,
     /// What may run after this step: the limit before or after it, or what ran before.
-    may_run: u32,
-    refused: BTreeMap<Reason, u64>,
-    tally: Tally,
+    pub may_run: u32,
+    pub refused: BTreeMap<Reason, u64>,
+    pub tally: Tally,
     /// Tells each step on stderr.
-    loud: bool,
+    pub loud: bool,
 }
 
 impl Pair {
@@ -49,6 +52,8 @@ impl Pair {
             settled: 0,
             stall: Stall::default(),
             ids: Vec::new(),
+            told: Told::default(),
+            shell: Shell::default(),
             floors: Vec::new(),
             may_run: 0,
             refused: BTreeMap::new(),
@@ -59,15 +64,41 @@ impl Pair {
 
     pub fn run(&mut self, step: Step, command: &Command) {
         self.now = self.after(step);
+        self.visit();
+        self.command(command);
+    }
+
+    /// Reports reach the bulkhead, if it has waiters that they concern.
+    fn visit(&mut self) {
+        for (partition, end) in self.shell.due_visits() {
+            if self.told.has(&shell::name(partition).map(Into::into)) {
+                self.prepare(&format_args!("the bulkhead is told of partition {partition}"));
+                let done =
+                    self.core.cool(Instant::from_nanos(self.now), shell::name(partition), Instant::from_nanos(end));
+                let now = self.now;
+                self.oracle.step(now, |oracle| oracle.cool(now, partition, end));
+                self.compare("cool", &done.answer, done.effects, &());
+            }
+        }
+        self.shell.visited();
+    }
+
+    /// A call comes that settles what is due.
+    fn prepare(&mut self, what: &dyn Debug) {
+        if self.loud {
+            eprintln!("{} ns: {what:?}", self.now - START);
+        }
         self.may_run = self.oracle.limit.max(self.oracle.leases.running());
         // The shell tells it before each call; only the first time counts.
         self.core.forgive(self.stall);
-        let (now, at) = (self.now, Instant::from_nanos(self.now));
-        if self.loud {
-            eprintln!("{} ns: {command:?}", now - START);
-        }
-        if !matches!(command, Command::Confirm(_) | Command::Stall(_)) {
-            self.settled = now;
+        self.settled = self.now;
+    }
+
+    fn command(&mut self, command: &Command) {
+        let (now, at, settled) = (self.now, Instant::from_nanos(self.now), self.settled);
+        self.prepare(command);
+        if matches!(command, Command::Confirm(_) | Command::Stall(_) | Command::Report(..) | Command::Room(..)) {
+            self.settled = settled;
         }
         match *command {
             Command::Acquire(ref wish) => self.acquire(wish),
@@ -109,7 +140,8 @@ impl Pair {
             Command::Leave(call) => {
                 let Some(call) = self.call(call) else { return };
                 let done = self.core.leave(at, self.ids[call - 1]);
-                self.oracle.queue.retain(|waiter| waiter.call != call);
+                self.told.left(self.ids[call - 1]);
+                self.oracle.leave(call);
                 self.oracle.step(now, |_| ());
                 self.compare("leave", &done.answer, done.effects, &());
             }
@@ -126,17 +158,7 @@ impl Pair {
                 self.tally.count("take back", unheard.outcome());
                 self.compare("give back", &done.answer, done.effects, &());
             }
-            Command::Configure(limit, ceiling) => {
-                let limit = limit.unwrap_or(self.oracle.rules.limit).min(ceiling);
-                let rules = Rules { limit, ceiling, ..self.oracle.rules };
-                let done = self.core.configure(at, convert::settings(&rules));
-                self.oracle.step(now, |oracle| {
-                    oracle.limit = if limit == oracle.rules.limit { oracle.limit } else { limit }.min(ceiling);
-                    oracle.rules = rules;
-                    while oracle.refuse_waiter(Reason::PermitsExceedCeiling, |waiter| waiter.ask.permits > ceiling) {}
-                });
-                self.compare("configure", &done.answer, done.effects, &());
-            }
+            Command::Configure(limit, ceiling) => self.configure(limit, ceiling),
             Command::Stall(millis) => {
                 let gap = Duration::from_millis(millis);
                 self.now += millis * MS;
@@ -146,11 +168,44 @@ impl Pair {
                 self.oracle.grants_resume = self.now + 50 * MS;
                 self.compare("stall", &(), Vec::new(), &());
             }
+            Command::Report(partition, millis, visit_after) => self.report(partition, millis, visit_after),
+            Command::Clear(partition) => {
+                self.shell.clear(partition);
+                let done = self.core.calm(at, shell::name(partition));
+                self.oracle.step(now, |oracle| oracle.ends[partition] = None);
+                self.compare("clear", &done.answer, done.effects, &());
+            }
+            Command::Room(leases, waiters) => {
+                self.oracle.room = Room { leases, waiters, ..Room::default() };
+                self.core.set_room(self.oracle.room);
+                self.compare("room", &(), Vec::new(), &());
+            }
             Command::Advance => {
                 let done = self.core.advance(at);
                 self.oracle.step(now, |_| ());
                 self.compare("advance", &done.answer, done.effects, &());
             }
+        }
+    }
+
+    fn configure(&mut self, limit: Option<u32>, ceiling: u32) {
+        let (now, at) = (self.now, Instant::from_nanos(self.now));
+        let limit = limit.unwrap_or(self.oracle.rules.limit).min(ceiling);
+        let rules = Rules { limit, ceiling, ..self.oracle.rules };
+        let done = self.core.configure(at, convert::settings(&rules));
+        self.oracle.step(now, |oracle| {
+            oracle.limit = if limit == oracle.rules.limit { oracle.limit } else { limit }.min(ceiling);
+            oracle.rules = rules;
+            while oracle.refuse_waiter(Reason::PermitsExceedCeiling, |waiter| waiter.ask.permits > ceiling) {}
+        });
+        self.compare("configure", &done.answer, done.effects, &());
+    }
+
+    fn report(&mut self, partition: usize, millis: u64, visit_after: u32) {
+        let extended = self.shell.report(self.now, partition, millis * MS, visit_after);
+        self.compare("report", &extended, Vec::new(), &extended);
+        if visit_after == 0 {
+            self.visit();
         }
     }
 
@@ -164,6 +219,7 @@ impl Pair {
             Decision::Queued(id) => {
                 assert!(!self.ids.contains(&id), "{id:?} was used before");
                 self.ids.push(id);
+                self.told.queued(id, shell::name(ask.partition).map(Into::into));
                 Answer::Queued(self.ids.len())
             }
         };
@@ -172,121 +228,24 @@ impl Pair {
         }
         let superseded = |answer: &Answer| matches!(answer, Answer::Refused { reason: Reason::Superseded, .. });
         let takes_over = self.oracle.effects.iter().any(|(_, answer)| superseded(answer));
-        self.compare(if takes_over { "repeat" } else { "acquire" }, &answer, done.effects, &expected);
-    }
-
-    fn compare<T>(&mut self, verb: &'static str, answer: &T, effects: Vec<Effect>, expected: &T)
-    where
-        T: Debug + Outcome + PartialEq,
-    {
-        if self.loud {
-            eprintln!("    {answer:?}");
-            effects.iter().for_each(|effect| eprintln!("        {effect:?}"));
-        }
-        assert_eq!(answer, expected, "core, then oracle: the answer to {verb}");
-        self.tally.count(verb, expected.outcome());
-        self.compare_effects(effects);
-        self.compare_status();
-        self.compare_leases();
-        self.compare_deadline();
-    }
-
-    fn compare_effects(&mut self, effects: Vec<Effect>) {
-        let (mut calls, mut answers) = (Vec::new(), Vec::new());
-        for effect in effects {
-            let (id, answer) = match effect {
-                Effect::Granted(id, grant) => (id, self.granted(&grant)),
-                Effect::Refused(id, refusal) => (id, convert::refused(&refusal)),
-            };
-            calls.push(self.ids.iter().position(|known| *known == id).expect("a call that was queued") + 1);
-            answers.push(answer);
-        }
-        let expected = std::mem::take(&mut self.oracle.effects);
-        assert!(answers.iter().eq(expected.iter().map(|(_, answer)| answer)), "{answers:?}, not {expected:?}");
-        // Waits that end at the same instant, and those above a new ceiling, may be refused in any order.
-        let rank = |at: usize| match expected[at] {
-            (ref waiter, Answer::Refused { reason: Reason::WaitTimeout, .. }) => (0, waiter.end),
-            (_, Answer::Refused { reason: Reason::PermitsExceedCeiling, .. }) => (1, 0),
-            _ => (2, at as u64),
-        };
-        let mut told: Vec<_> = calls.iter().enumerate().map(|(at, &call)| (rank(at), call)).collect();
-        let mut right: Vec<_> = expected.iter().enumerate().map(|(at, (waiter, _))| (rank(at), waiter.call)).collect();
-        told.sort_unstable();
-        right.sort_unstable();
-        assert_eq!(told, right, "core, then oracle: whom {expected:?} concerns");
-        for (waiter, answer) in &expected {
-            self.tally.count("waiter", answer.outcome());
-            match *answer {
-                Answer::Granted { .. } => {
-                    let is_before =
-                        |other: &Waiter| other.ask.permits > self.oracle.limit && other.place < waiter.place;
-                    let passes = self.oracle.queue.iter().any(is_before);
-                    self.tally.count("waiter passes over another", passes.outcome());
-                }
-                Answer::Refused { reason, .. } => *self.refused.entry(reason).or_default() += 1,
-                Answer::Queued(_) => unreachable!(),
+        match expected {
+            Answer::Granted { replayed: false, .. } => {
+                assert!(!self.shell.forbids(now, ask.partition), "R10: granted during its cooldown");
+                self.tally.count("acquire is granted in a ramp", self.ramps(ask.partition).outcome());
             }
+            Answer::Refused { ramp: Some(_), .. } => self.tally.count("acquire is held by the ramp", "done"),
+            Answer::Refused { reason: Reason::QueueFull, queued, .. } if queued < self.oracle.rules.max_queued => {
+                self.tally.count("half the queue is held", "done");
+            }
+            _ => {}
         }
-    }
-
-    /// What is counted: all of it follows from the answers and the leases.
-    fn compare_status(&mut self) {
-        let (status, oracle) = (self.core.status(), &self.oracle);
-        assert_eq!(self.core.last_token().as_u64(), oracle.leases.last_token, "core, then oracle: last token");
-        let running = oracle.leases.running();
-        assert_eq!((status.limit, status.running), (oracle.limit, running), "core, then oracle: limit, running");
-        assert_eq!(status.queued as usize, oracle.queue.len(), "core, then oracle: queued");
-        assert!(running <= self.may_run.max(oracle.limit), "P1: {running} run");
-        assert!(oracle.queue.len() <= oracle.rules.max_queued, "R3: too many wait");
-        self.tally.count("more run than the limit", (running > oracle.limit).outcome());
-        let leases = oracle.leases.all.values();
-        let expired = leases.clone().filter(|lease| matches!(lease.over, Some((Release::Expired, _)))).count() as u64;
-        let granted = leases.filter(|lease| lease.told).count() as u64;
-        let waited = self.tally.get("acquire", "queued");
-        let turned_away: u64 = [Reason::ConcurrencyCapacityExhausted, Reason::QueueFull, Reason::WaitTimeout]
-            .iter()
-            .map(|reason| self.tally.get("acquire", reason.as_str()))
-            .sum();
-        let totals = status.totals;
-        assert_eq!((totals.granted, totals.expired, totals.forgotten), (granted, expired, 0), "core, then oracle");
-        assert_eq!((totals.waited, totals.held_back), (waited, waited + turned_away), "core, then oracle");
-        for reason in Reason::ALL {
-            let expected = self.refused.get(&reason).copied().unwrap_or_default();
-            assert_eq!(totals.refused(reason), expected, "core, then oracle: refused {reason:?}");
-        }
-    }
-
-    fn compare_leases(&mut self) {
-        let held = self.core.leases_from(FencingToken::default());
-        let held =
-            held.map(|held| (held.token.as_u64(), held.permits, held.granted_at.as_nanos(), held.end.as_nanos()));
-        let all = &self.oracle.leases.all;
-        let live = all.iter().filter(|(_, lease)| lease.over.is_none());
-        let live = live.map(|(&token, lease)| (token, lease.ask.permits, lease.granted_at, lease.end));
-        let (held, live): (Vec<_>, Vec<_>) = (held.collect(), live.collect());
-        assert_eq!(held, live, "core, then oracle: live leases");
-        let lowest = live.first().map_or(u64::MAX, |lease| lease.0).min(self.oracle.leases.last_token + 1);
-        assert!(self.floors.drain(..).all(|floor| floor <= lowest), "a fencing floor leads {lowest}");
-    }
-
-    /// Somebody must come by no later than the next thing that a waiter waits for.
-    fn compare_deadline(&self) {
-        let ends = self.oracle.queue.iter().map(|waiter| waiter.end);
-        let live = self.oracle.leases.all.values().filter(|lease| lease.over.is_none());
-        let due = live.map(|lease| lease.end.max(self.oracle.leases.quiet_until));
-        let pause = Some(self.oracle.grants_resume).filter(|&at| at > self.settled);
-        let next = ends.chain(due).chain(pause).min().filter(|_| !self.oracle.queue.is_empty());
-        assert_eq!(self.core.next_deadline().map(Instant::as_nanos), next, "core, then oracle: next deadline");
-    }
-
-    fn granted(&mut self, grant: &Grant) -> Answer {
-        assert!(grant.floor <= grant.token);
-        self.floors.push(grant.floor.as_u64());
-        convert::granted(grant)
+        self.compare(if takes_over { "repeat" } else { "acquire" }, &answer, done.effects, &expected);
     }
 
     /// Everybody leaves, releases or expires: then nothing runs, nobody waits, and the limit can be taken at once.
     pub fn drain_and_refill(mut self) -> Tally {
+        self.run(Step::None, &Command::Room(usize::MAX, usize::MAX));
+        (0..PARTITIONS).for_each(|partition| self.run(Step::None, &Command::Clear(partition)));
         while let Some(waiter) = self.oracle.queue.first() {
             let at = waiter.call - 1;
             self.run(Step::None, &Command::Leave(Call::Any(at)));
@@ -301,65 +260,5 @@ impl Pair {
         (0..self.oracle.limit).for_each(|_| self.run(Step::None, &Command::Acquire(wish.clone())));
         assert_eq!(self.core.status().running, self.oracle.limit, "P3: a permit is lost");
         self.tally
-    }
-
-    // --- What a command's numbers stand for ------------------------------------------------------------------------
-
-    fn ask(&self, wish: &Wish) -> Ask {
-        let deadline = wish.deadline.map(|(millis, _)| self.now.saturating_add_signed(millis * MS.cast_signed()));
-        let mut ask = Ask {
-            permits: wish.permits,
-            rank: wish.rank,
-            max_wait: wish.max_wait.map(|millis| millis * MS),
-            deadline,
-            answer_by: deadline.zip(wish.deadline).map(|(deadline, (_, margin))| deadline - margin * MS),
-            ttl: wish.ttl.map(|millis| millis * MS),
-            request: wish.request,
-            print: 1,
-        };
-        if let (Some(request), true) = (wish.request, wish.as_usual) {
-            (ask.permits, ask.print) = (1 + u32::try_from(request).unwrap() / 2, 0);
-            ask.ttl = (request % 2 == 0).then_some(4 * SECOND);
-        }
-        ask
-    }
-
-    /// The next instant of that kind at which something is due, moved by that much; now, if there is none.
-    fn after(&self, step: Step) -> u64 {
-        let leases = &self.oracle.leases;
-        let (border, side) = match step {
-            Step::None => return self.now,
-            Step::Millis(millis) => return self.now + millis * MS,
-            Step::Border(border, side) => (border, side),
-        };
-        let ends: Vec<u64> = match border {
-            Border::Wait => self.oracle.queue.iter().map(|waiter| waiter.end).collect(),
-            Border::Lease => leases.live(|_| true).iter().map(|token| leases.all[token].end).collect(),
-            Border::Stall => vec![leases.quiet_until, self.oracle.grants_resume],
-            Border::Memory => {
-                let ended = leases.all.values().filter_map(|lease| lease.over).map(|(_, until)| until);
-                ended.chain(leases.spent.iter().map(|spent| spent.2)).collect()
-            }
-        };
-        let moved = ends.into_iter().map(|end| end.saturating_add_signed(side));
-        moved.filter(|&end| end > self.now).min().unwrap_or(self.now)
-    }
-
-    fn token(&self, token: Token) -> u64 {
-        let last = self.oracle.leases.last_token;
-        let (of, nth) = match token {
-            Token::Live(nth) => (self.oracle.leases.live(|_| true), nth),
-            Token::Unheard(nth) => (self.oracle.leases.live(|lease| !lease.told), nth),
-            Token::Any(nth) => (self.oracle.leases.all.keys().copied().collect(), nth),
-            Token::MadeUp(more) => return last.wrapping_add(more),
-        };
-        if of.is_empty() { last + 1 } else { of[nth % of.len()] }
-    }
-
-    fn call(&self, call: Call) -> Option<usize> {
-        match call {
-            Call::Waiting(nth) => self.oracle.queue.get(nth % self.oracle.queue.len().max(1)).map(|waiter| waiter.call),
-            Call::Any(nth) => (!self.ids.is_empty()).then(|| 1 + nth % self.ids.len()),
-        }
     }
 }

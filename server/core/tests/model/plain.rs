@@ -15,6 +15,8 @@ pub struct Rules {
     pub aging_step: u64,
     pub ttl: u64,
     pub max_ttl: u64,
+    pub displace: bool,
+    pub ramp_step: u64,
 }
 
 /// A request for permits.
@@ -28,6 +30,11 @@ pub struct Ask {
     pub ttl: Option<u64>,
     pub request: Option<u64>,
     pub print: u64,
+    pub partition: usize,
+    /// When the cooldown of its partition ends or ended, if the shell knows one.
+    pub cooldown: Option<u64>,
+    /// It waits while its partition cools.
+    pub waits: bool,
 }
 
 /// A call in the queue.
@@ -45,11 +52,49 @@ pub struct Waiter {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     Granted { token: u64, permits: u32, ttl: u64, granted_at: u64, replayed: bool },
-    Refused { reason: Reason, limit: u32, running: u32, queued: usize },
+    Refused { reason: Reason, limit: u32, running: u32, queued: usize, ramp: Option<u32>, cooldown: Option<u64> },
     Queued(usize),
 }
 
+impl Answer {
+    /// Those that one cooldown refuses may be refused in any order: what does not depend on it, and what does.
+    pub fn apart(mut self) -> (Self, Option<Reason>) {
+        match &mut self {
+            Self::Refused { reason, cooldown: Some(_), .. } => {
+                let why = std::mem::replace(reason, Reason::CooldownActive);
+                (self, Some(why))
+            }
+            _ => (self, None),
+        }
+    }
+
+    /// A refusal because of a cooldown that lasts so much longer.
+    pub fn with_cooldown(mut self, left: u64) -> Self {
+        if let Self::Refused { cooldown, .. } = &mut self {
+            *cooldown = Some(left);
+        }
+        self
+    }
+
+    /// A refusal because of a ramp that allows so many, if it is one.
+    pub fn with_ramp(mut self, permits: Option<u32>) -> Self {
+        if let Self::Refused { ramp, .. } = &mut self {
+            *ramp = permits;
+        }
+        self
+    }
+}
+
 impl Ask {
+    /// Why a cooldown until then refuses it.
+    pub fn cooldown_reason(&self, end: u64) -> Reason {
+        match self.deadline {
+            _ if self.waits => Reason::CooldownExceedsDeadline,
+            Some(deadline) if deadline < end => Reason::CooldownExceedsDeadline,
+            _ => Reason::CooldownActive,
+        }
+    }
+
     /// It repeats that earlier one.
     pub fn repeats(&self, first: &Self) -> bool {
         self.request.is_some() && self.request == first.request
@@ -74,7 +119,8 @@ impl Ask {
     /// Until when it may wait, or why not at all.
     pub fn wait_end(&self, now: u64, rules: &Rules) -> Result<u64, Reason> {
         let max_wait = self.max_wait.unwrap_or(u64::MAX).min(rules.max_wait);
-        let end = self.answer_by.unwrap_or(u64::MAX).min(now + max_wait);
+        let answer_by = self.answer_by.unwrap_or(u64::MAX).min(self.deadline.unwrap_or(u64::MAX));
+        let end = answer_by.min(now + max_wait);
         if self.is_late(now) {
             Err(Reason::WaitTimeout)
         } else if max_wait == 0 || rules.max_queued == 0 {

@@ -7,7 +7,7 @@ use tidegate_core::Release;
 use super::plain::Answer;
 
 /// What has to happen at least once in a hundred cases, on average: else the run has tested nothing.
-pub const FLOORS: [(&str, &str); 37] = [
+pub const FLOORS: &[(&str, &str)] = &[
     ("acquire", "granted"),
     ("acquire", "queued"),
     ("acquire", "replayed"),
@@ -18,6 +18,12 @@ pub const FLOORS: [(&str, &str); 37] = [
     ("acquire", "REQUEST_ID_REUSED"),
     ("acquire", "REQUEST_ID_SPENT"),
     ("acquire", "WAIT_TIMEOUT"),
+    ("acquire", "COOLDOWN_ACTIVE"),
+    ("acquire", "COOLDOWN_EXCEEDS_DEADLINE"),
+    ("acquire", "SERVER_CAP_REACHED"),
+    ("acquire is granted in a ramp", "done"),
+    ("acquire is held by the ramp", "done"),
+    ("half the queue is held", "done"),
     ("repeat", "queued"),
     ("release", "released"),
     ("release", "already released"),
@@ -40,8 +46,17 @@ pub const FLOORS: [(&str, &str); 37] = [
     ("take back", "done"),
     ("stall", "done"),
     ("waiter", "granted"),
-    ("waiter passes over another", "done"),
+    ("waiter passes over a large one", "done"),
+    ("waiter passes over a held one", "done"),
+    ("waiter is granted in a ramp", "done"),
     ("waiter", "WAIT_TIMEOUT"),
+    ("waiter", "COOLDOWN_ACTIVE"),
+    ("waiter", "COOLDOWN_EXCEEDS_DEADLINE"),
+    ("waiter", "DISPLACED"),
+    ("report", "done"),
+    ("report", "not done"),
+    ("cool", "done"),
+    ("clear", "done"),
     ("waiter", "SUPERSEDED"),
     ("waiter", "PERMITS_EXCEED_CEILING"),
     ("waiter", "REQUEST_ID_SPENT"),

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use tidegate_core::{
-    Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Grant, Holder, Instant, Invalid, Priority, Reason,
-    Refusal, Release, Renewal, RequestKey, Settings, Stall, Status, WaiterId,
+    Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Grant, Holder, Instant, Invalid, OnCooldown, Priority,
+    Reason, Refusal, Release, Renewal, RequestKey, Room, Settings, Stall, Status, WaiterId,
 };
+
+use super::told::Told;
 
 pub struct Desk {
     pub core: Bulkhead,
@@ -13,6 +15,7 @@ pub struct Desk {
     stall: Stall,
     others: Vec<(WaiterId, Result<Grant, Refusal>)>,
     waiters: Vec<WaiterId>,
+    told: Told,
 }
 
 /// Plays on a bulkhead with those settings; then everybody leaves and releases, and the limit can be taken at once.
@@ -28,6 +31,7 @@ pub fn check_after(token: FencingToken, draft: Draft, play: impl FnOnce(&mut Des
         stall: Stall::default(),
         others: Vec::new(),
         waiters: Vec::new(),
+        told: Told::default(),
     };
     play(&mut desk);
     desk.drain_and_refill();
@@ -50,8 +54,30 @@ pub fn ask(permits: u32) -> Acquire {
         request: None,
         fingerprint: 0,
         partition: None,
+        cooldown: None,
+        on_cooldown: OnCooldown::Refuse,
         holder: Holder::default(),
     }
+}
+
+/// A request for one permit for a partition.
+pub fn of(partition: &str) -> Acquire {
+    Acquire { partition: Some(partition.into()), ..ask(1) }
+}
+
+/// The same, told by the shell when the cooldown of that partition ends or ended.
+pub fn cooling(partition: &str, end: Duration) -> Acquire {
+    Acquire { cooldown: Some(at(end)), ..of(partition) }
+}
+
+/// The same, and it waits for that.
+pub fn patient(partition: &str, end: Duration) -> Acquire {
+    Acquire { on_cooldown: OnCooldown::Wait, ..cooling(partition, end) }
+}
+
+/// It does not wait.
+pub fn at_once(ask: Acquire) -> Acquire {
+    Acquire { max_wait: Some(Duration::ZERO), ..ask }
 }
 
 /// A request for one permit under a request id.
@@ -85,9 +111,11 @@ impl Desk {
     }
 
     pub fn acquire(&mut self, ask: Acquire) -> Decision {
+        let partition = ask.partition.clone();
         let step = self.core.acquire(self.now, ask);
         if let Decision::Queued(id) = step.answer {
             self.waiters.push(id);
+            self.told.queued(id, partition);
         }
         self.keep(step.effects);
         step.answer
@@ -134,6 +162,7 @@ impl Desk {
 
     pub fn leave(&mut self, id: WaiterId) {
         let step = self.core.leave(self.now, id);
+        self.told.left(id);
         self.keep(step.effects);
     }
 
@@ -158,16 +187,35 @@ impl Desk {
         self.keep(step.effects);
     }
 
+    /// A partition cools until then; `None` is the bulkhead's own name.
+    pub fn cool(&mut self, partition: Option<&str>, end: Instant) {
+        assert!(self.told.has(&partition.map(Into::into)), "the shell would not visit it");
+        let step = self.core.cool(self.now, partition, end);
+        self.keep(step.effects);
+    }
+
+    pub fn calm(&mut self, partition: Option<&str>) {
+        let step = self.core.calm(self.now, partition);
+        self.keep(step.effects);
+    }
+
+    /// It may remember so many ended leases and spent request ids together.
+    pub fn remember(&mut self, remembered: usize) {
+        self.core.set_room(Room { remembered, ..Room::default() });
+    }
+
     /// The server stood still for so long, until now.
     pub fn resume_after(&mut self, gap: Duration) {
         self.stall = Stall { total: self.stall.total + gap, resumed: self.now };
         self.core.forgive(self.stall);
     }
 
-    fn keep(&mut self, effects: Vec<Effect>) {
-        self.others.extend(effects.into_iter().map(|effect| match effect {
-            Effect::Granted(id, grant) => (id, Ok(grant)),
-            Effect::Refused(id, refusal) => (id, Err(refusal)),
+    pub fn keep(&mut self, effects: Vec<Effect>) {
+        self.told.effects(&effects);
+        self.others.extend(effects.into_iter().filter_map(|effect| match effect {
+            Effect::Granted(id, grant) => Some((id, Ok(grant))),
+            Effect::Refused(id, refusal) => Some((id, Err(refusal))),
+            Effect::Waits(_) | Effect::WaitsNoMore(_) => None,
         }));
     }
 
@@ -175,6 +223,14 @@ impl Desk {
     pub fn others(&mut self) -> Vec<(WaiterId, Result<FencingToken, Reason>)> {
         let plain = |told: Result<Grant, Refusal>| told.map(|grant| grant.token).map_err(|refusal| refusal.reason);
         self.others.drain(..).map(|(id, told)| (id, plain(told))).collect()
+    }
+
+    /// The one refusal that somebody who waited was told since somebody asked, and nothing else happened.
+    pub fn turned_away(&mut self, id: WaiterId) -> Refusal {
+        match &std::mem::take(&mut self.others)[..] {
+            [(told, Err(refusal))] if *told == id => refusal.clone(),
+            others => panic!("{others:?}, not {id:?} refused"),
+        }
     }
 
     /// Which waiters were granted since somebody asked, and nothing else happened.
@@ -206,6 +262,7 @@ impl Desk {
     }
 
     fn drain_and_refill(mut self) {
+        self.core.set_room(Room::default());
         for id in std::mem::take(&mut self.waiters) {
             self.leave(id);
         }

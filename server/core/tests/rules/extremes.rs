@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidegate_core::{
-    Acquire, Decision, Draft, FencingToken, Instant, MAX_CEILING, MAX_LEASE_TTL, MAX_WAIT, Priority, Stall,
+    Acquire, Decision, Draft, FencingToken, Instant, MAX_CEILING, MAX_LEASE_TTL, MAX_WAIT, OnCooldown, Priority, Stall,
 };
 
 use super::desk::{Desk, ask, check, check_after, key, limit, seconds};
@@ -50,6 +50,31 @@ fn the_ends_of_time_and_the_longest_spans_never_panic() {
                 desk.renew(token);
             }
             let _ = desk.core.next_deadline();
+        }
+    });
+}
+
+#[test]
+fn the_ends_of_time_as_ends_of_cooldowns_never_panic() {
+    let draft = Draft { max_wait: Some(MAX_WAIT), ramp_step: Some(seconds(60)), ..limit(2) };
+    check(Draft { ceiling: Some(MAX_CEILING), ..draft }, |desk| {
+        for nanos in [0, 1, u64::MAX / 2, u64::MAX - 1, u64::MAX] {
+            desk.now = Instant::from_nanos(nanos);
+            desk.acquire(ask(2));
+            for cooldown in INSTANTS {
+                for on_cooldown in [OnCooldown::Refuse, OnCooldown::Wait] {
+                    for partition in [None, Some("a".into())] {
+                        desk.acquire(Acquire { partition, cooldown, on_cooldown, ..ask(1) });
+                    }
+                }
+                let step = desk.core.cool(desk.now, Some("a"), cooldown.unwrap_or_default());
+                desk.keep(step.effects);
+                desk.set_limit(MAX_CEILING).unwrap();
+                desk.set_limit(1).unwrap();
+                let _ = desk.core.next_deadline();
+            }
+            desk.calm(Some("a"));
+            desk.calm(None);
         }
     });
 }

@@ -150,7 +150,8 @@ fn r7_an_ended_lease_is_remembered_for_a_minute_and_not_longer() {
 
 #[test]
 fn r7_want_of_room_forgets_the_oldest_first_counts_it_and_refuses_nothing() {
-    check(Draft { max_remembered: Some(2), ..limit(9) }, |desk| {
+    check(limit(9), |desk| {
+        desk.remember(4);
         let tokens: Vec<_> = (0..3).map(|request| desk.granted(named(request))).collect();
         tokens.iter().rev().for_each(|token| assert_eq!(desk.release(*token), Release::Released));
         let answers = tokens.iter().map(|token| desk.release(*token)).collect::<Vec<_>>();
@@ -206,7 +207,8 @@ fn the_fencing_floor_never_leads_and_catches_up() {
 
 #[test]
 fn the_fencing_floor_waits_for_one_that_outlives_thousands() {
-    check(Draft { max_remembered: Some(1), ..limit(9) }, |desk| {
+    check(limit(9), |desk| {
+        desk.remember(1);
         let old = desk.granted(ask(1));
         for _ in 0..5000 {
             let Decision::Granted(grant) = desk.acquire(ask(1)) else { panic!("not granted") };

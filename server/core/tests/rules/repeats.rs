@@ -240,7 +240,8 @@ fn a_repeat_past_its_deadline_is_told_so() {
 
 #[test]
 fn r8_memory_of_ids_is_bounded_and_forgets_the_oldest_first() {
-    check(Draft { max_remembered: Some(3), ..limit(1) }, |desk| {
+    check(limit(1), |desk| {
+        desk.remember(3);
         for request in 0..6 {
             assert_eq!(desk.release_request(request), Release::Unknown);
         }

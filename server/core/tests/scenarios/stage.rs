@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidegate_core::{Bulkhead, Decision, Effect, FencingToken, Instant, Stall, Step, WaiterId};
+use tidegate_core::{Bulkhead, Decision, Effect, FencingToken, Instant, Room, Stall, Step, WaiterId, extend};
 
+use super::told::Told;
 use super::words;
 
 /// How far to the right the answers stand.
@@ -18,6 +19,9 @@ pub struct Stage {
     forgiven: Duration,
     /// By the name of each call: what it got so far.
     callers: BTreeMap<String, Caller>,
+    told: Told,
+    /// As the shell keeps them: when the cooldown of each partition ends or ended; `None` is the bulkhead's own name.
+    cooldowns: BTreeMap<Option<Box<str>>, Instant>,
 }
 
 /// A call: its place in the queue, if it ever had one, and its lease.
@@ -34,6 +38,8 @@ impl Stage {
             now: Instant::ORIGIN,
             forgiven: Duration::ZERO,
             callers: BTreeMap::new(),
+            told: Told::default(),
+            cooldowns: BTreeMap::new(),
         })
     }
 
@@ -52,9 +58,11 @@ impl Stage {
             "" => told,
             answer => format!("{told:<ANSWERS$} -> {answer}"),
         };
+        self.told.effects(&effects);
         for effect in effects {
-            let what = self.note(&effect);
-            told += &format!("\n{:EFFECTS$}{what}", "");
+            if let Some(what) = self.note(&effect) {
+                told += &format!("\n{:EFFECTS$}{what}", "");
+            }
         }
         Ok(told + "\n")
     }
@@ -79,6 +87,20 @@ impl Stage {
                 Ok((step.answer.map_or_else(|invalid| format!("refused: {invalid}"), |()| "done".into()), step.effects))
             }
             ["settings", "become", ref settings @ ..] => Ok(done(self.core.configure(now, words::settings(settings)?))),
+            ["room", "becomes", ref room @ ..] => {
+                self.core.set_room(words::room(room)?);
+                Ok(tell(String::new()))
+            }
+            ["partition", name, "cools", span] => Ok(self.cool(Some(name), words::span(span)?)),
+            ["bulkhead", "cools", span] => Ok(self.cool(None, words::span(span)?)),
+            ["partition", name, "is", "cleared"] => {
+                self.cooldowns.remove(&Some(name.into()));
+                Ok(done(self.core.calm(now, Some(name))))
+            }
+            ["bulkhead", "is", "cleared"] => {
+                self.cooldowns.remove(&None);
+                Ok(done(self.core.calm(now, None)))
+            }
             ["server", "resumes", "after", gap] => {
                 let gap = words::span(gap)?;
                 self.forgiven += gap;
@@ -89,7 +111,10 @@ impl Stage {
                 if self.callers.contains_key(name) {
                     return Err(format!("{name} has called before: a new call needs a new name"));
                 }
-                let step = self.core.acquire(now, words::acquire(ask)?);
+                let mut ask = words::acquire(ask)?;
+                ask.cooldown = self.cooldowns.get(&ask.partition).copied();
+                let partition = ask.partition.clone();
+                let step = self.core.acquire(now, ask);
                 let mut caller = Caller::default();
                 let answer = match step.answer {
                     Decision::Granted(grant) => {
@@ -98,6 +123,7 @@ impl Stage {
                     }
                     Decision::Queued(id) => {
                         caller.place = Some(id);
+                        self.told.queued(id, partition);
                         "queued".into()
                     }
                     Decision::Refused(refusal) => words::refused(&refusal),
@@ -119,6 +145,7 @@ impl Stage {
             }
             [name, "leaves"] => {
                 let place = self.caller(name)?.place.ok_or(format!("{name} never waited"))?;
+                self.told.left(place);
                 Ok(done(self.core.leave(now, place)))
             }
             [name, "hears"] => {
@@ -131,15 +158,33 @@ impl Stage {
     }
 
     /// Notes what became of a waiter, and tells it.
-    fn note(&mut self, effect: &Effect) -> String {
+    fn note(&mut self, effect: &Effect) -> Option<String> {
         let (id, lease, what) = match effect {
             Effect::Granted(id, grant) => (*id, Some(grant.token), words::granted(grant, self.now)),
             Effect::Refused(id, refusal) => (*id, None, words::refused(refusal)),
+            Effect::Waits(_) | Effect::WaitsNoMore(_) => return None,
         };
         let found = self.callers.iter_mut().find(|(_, caller)| caller.place == Some(id));
         let (name, caller) = found.expect("an effect concerns a waiter");
         caller.lease = lease;
-        format!("{name} {what}")
+        Some(format!("{name} {what}"))
+    }
+
+    /// A report, as the shell does it: the end is written first, then the bulkhead is told if it has waiters of it.
+    fn cool(&mut self, partition: Option<&str>, span: Duration) -> (String, Vec<Effect>) {
+        let partition: Option<Box<str>> = partition.map(Into::into);
+        let old = self.cooldowns.get(&partition).copied();
+        let end = extend(old, self.now, span, Duration::from_hours(1));
+        if end == old {
+            return tell(end.map_or("nothing".into(), |end| format!("not extended, until {}", words::at(end))));
+        }
+        let end = end.expect("an end does not go");
+        self.cooldowns.insert(partition.clone(), end);
+        let told = format!("until {}", words::at(end));
+        if !self.told.has(&partition) {
+            return tell(told);
+        }
+        (told, self.core.cool(self.now, partition.as_deref(), end).effects)
     }
 
     fn caller(&self, name: &str) -> Result<Caller, String> {
@@ -153,6 +198,11 @@ impl Stage {
     /// Everybody leaves and releases: then the whole limit can be taken at once.
     pub fn drain_and_refill(mut self) {
         let now = self.now + Duration::from_secs(1);
+        self.core.set_room(Room::default());
+        for (partition, _) in std::mem::take(&mut self.cooldowns) {
+            let step = self.core.calm(now, partition.as_deref());
+            step.effects.iter().for_each(|effect| drop(self.note(effect)));
+        }
         for place in self.callers.values().filter_map(|caller| caller.place) {
             let _ = self.core.leave(now, place);
         }

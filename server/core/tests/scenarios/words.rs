@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tidegate_core::{
-    Acquire, Draft, FencingToken, Grant, Holder, Instant, Priority, Reason, Refusal, Release, Renewal, RequestKey,
-    Settings, Totals,
+    Acquire, Draft, FencingToken, Grant, Holder, Instant, OnCooldown, Priority, Reason, Refusal, Release, Renewal,
+    RequestKey, Room, Settings, Totals,
 };
 
 pub fn number<T: std::str::FromStr>(word: &str) -> Result<T, String> {
@@ -46,11 +46,28 @@ pub fn settings(words: &[&str]) -> Result<Settings, String> {
             ["lease_ttl", value] => draft.lease_ttl = Some(span(value)?),
             ["max_lease_ttl", value] => draft.max_lease_ttl = Some(span(value)?),
             ["aging_step", value] => draft.aging_step = Some(span(value)?),
-            ["max_remembered", value] => draft.max_remembered = Some(number(value)?),
+            ["displace", "yes"] => draft.displace = Some(true),
+            ["ramp_step", value] => draft.ramp_step = Some(span(value)?),
+            ["min_retry_hint", value] => draft.min_retry_hint = Some(span(value)?),
+            ["max_retry_hint", value] => draft.max_retry_hint = Some(span(value)?),
             _ => return Err(format!("no such setting: {}", pair.join(" "))),
         }
     }
     Settings::try_from(draft).map_err(|invalid| invalid.to_string())
+}
+
+/// `leases 3 waiters 2`: how much of what is capped for the server it may have; of the rest as much as it likes.
+pub fn room(words: &[&str]) -> Result<Room, String> {
+    let mut room = Room::default();
+    for pair in words.chunks(2) {
+        match *pair {
+            ["leases", value] => room.leases = number(value)?,
+            ["waiters", value] => room.waiters = number(value)?,
+            ["remembered", value] => room.remembered = number(value)?,
+            _ => return Err(format!("no such room: {}", pair.join(" "))),
+        }
+    }
+    Ok(room)
 }
 
 /// `2 critical wait 1s request r1`: a request for permits.
@@ -66,6 +83,8 @@ pub fn acquire(words: &[&str]) -> Result<Acquire, String> {
         request: None,
         fingerprint: 0,
         partition: None,
+        cooldown: None,
+        on_cooldown: OnCooldown::Refuse,
         holder: Holder::default(),
     };
     let mut rest = rest;
@@ -93,6 +112,14 @@ pub fn acquire(words: &[&str]) -> Result<Acquire, String> {
             }
             ["ttl", value, rest @ ..] => {
                 ask.ttl = Some(span(value)?);
+                rest
+            }
+            ["of", value, rest @ ..] => {
+                ask.partition = Some((*value).into());
+                rest
+            }
+            ["patiently", rest @ ..] => {
+                ask.on_cooldown = OnCooldown::Wait;
                 rest
             }
             ["request", value, rest @ ..] => {
@@ -128,11 +155,16 @@ pub fn granted(grant: &Grant, now: Instant) -> String {
 }
 
 pub fn refused(refusal: &Refusal) -> String {
-    let Refusal { reason, limit, running, queued, invalid, .. } = refusal;
-    let reason = reason.as_str();
+    let Refusal { reason, limit, running, queued, ramp, hint, invalid } = refusal;
+    let name = reason.as_str();
+    let partition = match (reason, ramp, hint) {
+        (Reason::CooldownActive | Reason::CooldownExceedsDeadline, _, Some(left)) => format!(", cools for {left:?}"),
+        (_, Some(permits), Some(hint)) => format!(", ramp {permits}, retry after {hint:?}"),
+        _ => String::new(),
+    };
     match invalid {
-        Some(invalid) => format!("refused {reason}: {invalid}"),
-        None => format!("refused {reason} (limit {limit}, running {running}, queued {queued})"),
+        Some(invalid) => format!("refused {name}: {invalid}"),
+        None => format!("refused {name} (limit {limit}, running {running}, queued {queued}{partition})"),
     }
 }
 

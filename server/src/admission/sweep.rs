@@ -1,0 +1,51 @@
+//! The sweep: every cell is visited about once a second, in bounded steps (R14).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_core::Room;
+
+use super::{Admission, Cell};
+
+/// How long one round takes.
+const ROUND: Duration = Duration::from_secs(1);
+/// The most cells visited before others get the processor.
+const BATCH: usize = 256;
+
+impl Admission {
+    /// Ends what is due where nobody comes by, takes back what is borrowed and not used, and drops idle dynamic
+    /// bulkheads and old cooldowns, for ever.
+    pub(super) async fn sweep(&self) {
+        let mut rounds = tokio::time::interval(ROUND);
+        rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            rounds.tick().await;
+            self.cooldowns.sweep(self.clock.now());
+            let cells: Vec<Arc<Cell>> = self.incarnations.iter().map(|cell| cell.clone()).collect();
+            for batch in cells.chunks(BATCH) {
+                for cell in batch {
+                    self.visit(cell);
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    fn visit(&self, cell: &Arc<Cell>) {
+        let (mut state, now) = self.enter(cell);
+        if state.dead {
+            return;
+        }
+        let step = state.bulkhead.advance(now);
+        self.finish(cell, &mut state, step);
+        let used = state.bulkhead.occupied();
+        if used != (Room { leases: 0, waiters: 0, remembered: 0 }) || state.kept {
+            state.idle_since = None;
+        } else if now.since(*state.idle_since.get_or_insert(now)) >= self.settings.idle_after {
+            return self.bury(cell, &mut state);
+        }
+        let room = self.caps.take_back(state.room, used);
+        state.room = room;
+        state.bulkhead.set_room(room);
+    }
+}

@@ -1,0 +1,62 @@
+//! What people decide about the server and about bulkheads that do not exist yet. Settings of a bulkhead are the core's.
+
+use std::time::Duration;
+
+use tidegate_core::Settings;
+
+/// What holds for the whole server; the defaults are those of the configuration.
+#[derive(Clone, Debug)]
+pub struct ServerSettings {
+    /// The longest cooldown, 1 s to 24 h; a longer report is cut to it.
+    pub max_cooldown: Duration,
+    /// How long a cooldown is remembered after its end and ramp, 0 to 1 h.
+    pub cooldown_grace: Duration,
+    /// How long each doubling of the ramp takes, 0 (no ramp) to 1 min.
+    pub ramp_step: Duration,
+    /// How long a dynamic bulkhead stays without leases, waiters and memories, 1 s to 7 d.
+    pub idle_after: Duration,
+    /// The most bulkheads.
+    pub max_bulkheads: usize,
+    /// The most leases and waiters together, since each waiter may become a lease.
+    pub max_leases: usize,
+    /// The most waiters.
+    pub max_waiters: usize,
+    /// The most partitions that keep a cooldown or ramp.
+    pub max_partitions: usize,
+    /// The most ended leases and spent request ids remembered.
+    pub max_remembered: usize,
+}
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        Self {
+            max_cooldown: Duration::from_hours(1),
+            cooldown_grace: Duration::from_mins(1),
+            ramp_step: Duration::from_secs(1),
+            idle_after: Duration::from_mins(10),
+            max_bulkheads: 100_000,
+            max_leases: 2_000_000,
+            max_waiters: 200_000,
+            max_partitions: 200_000,
+            max_remembered: 4_000_000,
+        }
+    }
+}
+
+/// Which names get a bulkhead of their own when they are first asked for (R13).
+#[derive(Clone, Debug)]
+pub struct Template {
+    /// A name, or the beginning of one with `*` for the rest.
+    pub pattern: String,
+    /// What such a bulkhead is made with.
+    pub settings: Settings,
+}
+
+impl Template {
+    pub(crate) fn matches(&self, name: &str) -> bool {
+        match self.pattern.strip_suffix('*') {
+            Some(beginning) => name.starts_with(beginning),
+            None => name == self.pattern,
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Races at the edge, ten thousand of each, with real threads and real time.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use common::{ask, refill, with};
+use tidegate_core::{Draft, OnCooldown, Reason, Release, Renewal};
+use tidegate_server::{Admission, Granted};
+use tokio::time::Instant;
+
+const RACES: u32 = 10_000;
+const TTL: Duration = Duration::from_secs(2);
+
+fn admission(limit: u32) -> Arc<Admission> {
+    let settings = Draft { limit: Some(limit), ceiling: Some(4), lease_ttl: Some(TTL), ..Draft::default() };
+    with(Draft { max_queued: Some(1_000), max_wait: Some(Duration::from_mins(1)), ..settings })
+}
+
+/// In how many bulkheads: the invariants, checked at each call, look at every lease of one.
+const BULKHEADS: u32 = 100;
+
+/// Ten thousand leases and when each was granted.
+async fn leases(admission: &Admission) -> Vec<(Granted, Instant)> {
+    let settings = Draft { limit: Some(RACES / BULKHEADS), lease_ttl: Some(TTL), ..Draft::default() };
+    for number in 0..BULKHEADS {
+        admission.create(&format!("db/{number}"), settings.clone().try_into().unwrap()).unwrap();
+    }
+    let mut leases = Vec::new();
+    for number in 0..RACES {
+        let mut ask = ask(admission, None);
+        ask.bulkhead = format!("db/{}", number % BULKHEADS);
+        leases.push((admission.acquire(ask).await.unwrap(), Instant::now()));
+    }
+    leases
+}
+
+/// Permits running and leases expired in all of them.
+fn sums(admission: &Admission) -> (usize, usize) {
+    let views = admission.bulkheads(None, 1_000);
+    let sum = |of: fn(&tidegate_core::Status) -> usize| views.iter().map(|view| of(&view.status)).sum();
+    (sum(|status| status.running as usize), sum(|status| usize::try_from(status.totals.expired).unwrap()))
+}
+
+/// Calls each within 5 ms of the end of its lease, on a thread of its own: some come before it and some after.
+async fn at_the_end<T: Send + 'static>(
+    admission: &Arc<Admission>,
+    leases: Vec<(Granted, Instant)>,
+    call: impl Fn(&Admission, &str) -> T + Send + 'static,
+) -> Vec<T> {
+    let admission = admission.clone();
+    tokio::task::spawn_blocking(move || {
+        let offset = |number: usize| Duration::from_micros((number as u64 * 7_919) % 10_000);
+        let due = |(number, (granted, at))| (at + TTL - Duration::from_millis(5) + offset(number), granted);
+        let mut calls: Vec<(Instant, Granted)> = leases.into_iter().enumerate().map(due).collect();
+        calls.sort_by_key(|(due, _)| *due);
+        let mut answers = Vec::new();
+        for (due, granted) in calls {
+            while Instant::now() < due {
+                std::hint::spin_loop();
+            }
+            answers.push(call(&admission, &granted.lease_id));
+        }
+        answers
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p11_a_renewal_at_the_end_is_answered_renewed_only_if_it_is_in_the_count() {
+    let admission = admission(1);
+    let leases = leases(&admission).await;
+    let answers = at_the_end(&admission, leases, |admission, lease_id| admission.renew(lease_id).unwrap()).await;
+    let renewed = answers.iter().filter(|answer| matches!(answer, Renewal::Renewed { .. })).count();
+    let expired = answers.iter().filter(|answer| **answer == Renewal::Expired).count();
+    // All renewals were within the last half second or so, and a renewed lease lasts two.
+    assert_eq!(sums(&admission), (renewed, expired));
+    assert_eq!(renewed + expired, RACES as usize);
+    assert!(renewed > 100 && expired > 100, "tested nothing: {renewed} renewed, {expired} expired");
+    common::drain_and_refill(&admission).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p11_a_release_at_the_end_frees_once() {
+    let admission = admission(1);
+    let leases = leases(&admission).await;
+    let answers = at_the_end(&admission, leases, Admission::release).await;
+    let released = answers.iter().filter(|answer| **answer == Release::Released).count();
+    let expired = answers.iter().filter(|answer| **answer == Release::Expired).count();
+    assert_eq!(sums(&admission), (0, expired));
+    assert_eq!(released + expired, RACES as usize);
+    assert!(released > 100 && expired > 100, "tested nothing: {released} released, {expired} expired");
+    refill(&admission).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p2_a_moved_limit_against_releases_never_lets_more_run_than_the_limit_was() {
+    let admission = admission(4);
+    let running = Arc::new(AtomicU32::new(0));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let (admission, running) = (admission.clone(), running.clone());
+        tasks.spawn(async move {
+            for _ in 0..RACES / 8 {
+                let granted = admission.acquire(ask(&admission, None)).await.unwrap();
+                assert!(running.fetch_add(1, Ordering::SeqCst) < 4, "more run than the limit ever was");
+                tokio::task::yield_now().await;
+                running.fetch_sub(1, Ordering::SeqCst);
+                assert_eq!(admission.release(&granted.lease_id), Release::Released);
+            }
+        });
+    }
+    let mut moves = 0;
+    while !tasks.is_empty() {
+        admission.set_limit("db", 1 + moves % 4).unwrap();
+        moves += 1;
+        while let Some(ended) = tasks.try_join_next() {
+            ended.unwrap();
+        }
+        tokio::task::yield_now().await;
+    }
+    assert!(moves > 100, "tested nothing: {moves} moves");
+    admission.set_limit("db", 4).unwrap();
+    refill(&admission).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p18_nothing_of_a_partition_is_granted_to_a_call_after_its_report() {
+    let admission = admission(1);
+    let reporter = admission.clone();
+    let reporter = tokio::task::spawn_blocking(move || {
+        for round in 0..RACES {
+            let partition = format!("{}", round % 64);
+            let (_, extended) = reporter.report(&partition, Duration::from_mins(1), "").unwrap();
+            // The call below is received after the report was answered.
+            let mut ask = ask(&reporter, None);
+            ask.acquire.partition = Some(partition.as_str().into());
+            ask.acquire.max_wait = Some(Duration::ZERO);
+            let refused = futures_util::FutureExt::now_or_never(reporter.acquire(ask)).unwrap().unwrap_err();
+            let reason = refused.refusal.reason;
+            assert!(matches!(reason, Reason::CooldownActive | Reason::ConcurrencyCapacityExhausted), "{reason:?}");
+            assert!(extended && reporter.clear_cooldown(&partition));
+        }
+    });
+    let mut granted = 0;
+    let mut round = 0_u32;
+    while !reporter.is_finished() {
+        let mut ask = ask(&admission, None);
+        ask.acquire.partition = Some(format!("{}", round % 64).into());
+        ask.acquire.on_cooldown = OnCooldown::Refuse;
+        round = round.wrapping_add(1);
+        if let Ok(lease) = admission.acquire(ask).await {
+            granted += 1;
+            admission.release(&lease.lease_id);
+        }
+        tokio::task::yield_now().await;
+    }
+    reporter.await.unwrap();
+    assert!(granted > 100, "tested nothing: {granted} granted beside the reports");
+    refill(&admission).await;
+}
