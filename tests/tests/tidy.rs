@@ -1,5 +1,5 @@
 //! The rules that the repository keeps about itself. What fails here is to be mended there, not here.
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::case_sensitive_file_extension_comparisons)]
 
 use std::collections::BTreeSet;
 use std::fs;
