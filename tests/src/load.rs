@@ -6,7 +6,6 @@
 mod client;
 
 use std::fmt::Write;
-use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -135,6 +134,12 @@ impl Load {
         for _ in 0..self.proxies {
             proxies.push(Proxy::start(server.admission_address()).await);
         }
+        // Trouble begins when all are connected.
+        let mut clients = Vec::new();
+        for number in 0..self.clients {
+            let proxy = (number < self.unlucky).then(|| proxies[number % proxies.len()].address());
+            clients.push((Client::connect(proxy.unwrap_or(server.admission_address())).await, proxy.is_some()));
+        }
         let stage = Arc::new(Stage {
             load: self.clone(),
             start: Instant::now(),
@@ -142,9 +147,8 @@ impl Load {
             is_over: AtomicBool::new(false),
         });
         let (mut lives, mut troubles) = (JoinSet::new(), JoinSet::new());
-        for number in 0..self.clients {
-            let proxy = (number < self.unlucky).then(|| proxies[number % proxies.len()].address());
-            lives.spawn(life(stage.clone(), number, proxy, server.admission_address()));
+        for (number, (client, is_unlucky)) in clients.into_iter().enumerate() {
+            lives.spawn(Life::new(stage.clone(), number, client, is_unlucky).live());
         }
         for (number, proxy) in proxies.into_iter().enumerate() {
             troubles.spawn(trouble(stage.clone(), number, proxy));
@@ -213,11 +217,6 @@ impl Stage {
         seed[16..16 + who.len()].copy_from_slice(who.as_bytes());
         StdRng::from_seed(seed)
     }
-}
-
-async fn life(stage: Arc<Stage>, number: usize, proxy: Option<SocketAddr>, server: SocketAddr) -> History {
-    let client = Client::connect(proxy.unwrap_or(server)).await;
-    Life::new(stage, number, client, proxy.is_some()).live().await
 }
 
 /// Looks how the machine is: the beats that were slow.
