@@ -149,6 +149,21 @@ async fn renewals_are_without_effect_or_known() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn reports_are_without_effect_or_known() {
+    // Of a partition that nobody here waits for: what it does to waiters is told elsewhere.
+    let retry_after = Some(prost_types::Duration { seconds: 1, nanos: 0 });
+    check("AdmissionService/ReportRetryAfter", |_| {
+        vec![frame(&v1::ReportRetryAfterRequest { partition: "p".into(), retry_after, detail: String::new() })]
+    })
+    .await;
+    check("AdminService/ListCooldowns", |_| vec![frame(&v1::ListCooldownsRequest::default())]).await;
+    check("AdminService/ClearCooldown", |_| {
+        vec![frame(&v1::ClearCooldownRequest { partition: "p".into(), detail: String::new() })]
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn admin_calls_are_without_effect_or_known() {
     check("AdminService/GetBulkhead", |_| vec![frame(&v1::GetBulkheadRequest { name: "db".into() })]).await;
     check("AdminService/ListBulkheads", |_| vec![frame(&v1::ListBulkheadsRequest::default())]).await;
