@@ -208,7 +208,7 @@ async fn p3_what_a_killed_client_held_is_reclaimed_when_its_lease_ends() {
 #[tokio::test]
 async fn p3_clients_that_are_killed_at_any_moment_lose_no_permit() {
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=4\nmax_queued=1000\nmax_wait='1m'\nlease_ttl='2s'\n");
-    let kills = size(10, 60, 5000);
+    let kills = size(10, 60, 2000);
     let mut processes = Vec::new();
     for _ in 0..kills {
         processes.push(Process::start(&server, "churn", 8));

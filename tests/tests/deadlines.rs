@@ -157,9 +157,9 @@ async fn p8_a_wait_bounded_by_the_deadline_is_answered_by_us_and_not_by_a_local_
 async fn p8_max_wait_ends_waits_in_its_window_also_many_at_once() {
     let _turn = TURN.lock().await;
     let (server, client, lease) = full_server("").await;
-    let clients = server.clients(size(4, 4, 20)).await;
+    let clients = server.clients(size(4, 4, 10)).await;
     let mut calls = JoinSet::new();
-    for (call, client) in clients.iter().cycle().take(size(250, 800, 4000)).enumerate() {
+    for (call, client) in clients.iter().cycle().take(size(250, 800, 2000)).enumerate() {
         let (client, max_wait) = (client.clone(), 200 + 5 * (call % 200) as u64);
         calls.spawn(async move {
             let start = Instant::now();
