@@ -26,7 +26,7 @@ POLICY = json.dumps(
 
 
 class Pushback(WireTest):
-    # The first test in order of name: nothing was released yet, so the hint is the end of the lease.
+    # Each needs a server that has freed nothing yet, so that the hint is the end of the lease.
     def test_a_retry_policy_comes_back_when_the_pushback_says_and_not_before(self):
         held = self.wire.acquire(holder="never released").lease
         options = [("grpc.service_config", POLICY), ("grpc.enable_retries", 1), ("grpc.use_local_subchannel_pool", 1)]
