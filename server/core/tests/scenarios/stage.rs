@@ -85,6 +85,64 @@ impl Stage {
                 Ok(tell(leases.collect::<Vec<_>>().join(", ")))
             }
             ["deadline"] => Ok(tell(self.core.next_deadline().map_or("nobody waits".into(), words::at))),
+            [name, "acquires", ref ask @ ..] => {
+                if self.callers.contains_key(name) {
+                    return Err(format!("{name} has called before: a new call needs a new name"));
+                }
+                let mut ask = words::acquire(ask)?;
+                ask.cooldown = self.cooldowns.get(&ask.partition).copied();
+                let partition = ask.partition.clone();
+                let step = self.core.acquire(now, ask);
+                let mut caller = Caller::default();
+                let answer = match step.answer {
+                    Decision::Granted(grant) => {
+                        caller.lease = Some(grant.token);
+                        words::granted(&grant, now)
+                    }
+                    Decision::Queued(id) => {
+                        caller.place = Some(id);
+                        self.told.queued(id, partition);
+                        "queued".into()
+                    }
+                    Decision::Refused(refusal) => words::refused(&refusal),
+                };
+                self.callers.insert(name.into(), caller);
+                Ok((answer, step.effects))
+            }
+            [name, "renews", ref stream @ ..] => {
+                let stream = match *stream {
+                    ["on", "stream", stream] => Some(words::number(stream)?),
+                    _ => None,
+                };
+                let step = self.core.renew(now, self.token(name)?, stream);
+                Ok((words::renewed(step.answer, now), step.effects))
+            }
+            [name, "releases"] => {
+                let step = self.core.release(now, self.token(name)?);
+                Ok((words::released(step.answer).into(), step.effects))
+            }
+            ["request", request, "is", "released"] => {
+                let step = self.core.release_request(now, words::request(request));
+                Ok((words::released(step.answer).into(), step.effects))
+            }
+            [name, "leaves"] => {
+                let place = self.caller(name)?.place.ok_or(format!("{name} never waited"))?;
+                self.told.left(place);
+                Ok(done(self.core.leave(now, place)))
+            }
+            [name, "hears"] => {
+                self.core.confirm(self.token(name)?);
+                Ok(tell(String::new()))
+            }
+            [name, "vanishes"] => Ok(done(self.core.give_back(now, self.token(name)?))),
+            _ => self.operate(command),
+        }
+    }
+
+    /// What operators and time do.
+    fn operate(&mut self, command: &[&str]) -> Result<(String, Vec<Effect>), String> {
+        let now = self.now;
+        match *command {
             ["limit", "becomes", limit] => self.set_limit(limit, None),
             ["limit", "becomes", limit, "for", span] => self.set_limit(limit, Some(words::span(span)?)),
             ["mode", "becomes", mode, ref detail @ ..] => {
@@ -122,30 +180,6 @@ impl Stage {
                 self.core.forgive(Stall { total: self.forgiven, resumed: now });
                 Ok(tell(String::new()))
             }
-            [name, "acquires", ref ask @ ..] => {
-                if self.callers.contains_key(name) {
-                    return Err(format!("{name} has called before: a new call needs a new name"));
-                }
-                let mut ask = words::acquire(ask)?;
-                ask.cooldown = self.cooldowns.get(&ask.partition).copied();
-                let partition = ask.partition.clone();
-                let step = self.core.acquire(now, ask);
-                let mut caller = Caller::default();
-                let answer = match step.answer {
-                    Decision::Granted(grant) => {
-                        caller.lease = Some(grant.token);
-                        words::granted(&grant, now)
-                    }
-                    Decision::Queued(id) => {
-                        caller.place = Some(id);
-                        self.told.queued(id, partition);
-                        "queued".into()
-                    }
-                    Decision::Refused(refusal) => words::refused(&refusal),
-                };
-                self.callers.insert(name.into(), caller);
-                Ok((answer, step.effects))
-            }
             [name, "is", "revoked", ref at_once @ ..] => {
                 let immediate = matches!(at_once, ["at", "once"]);
                 let step = self.core.revoke(now, self.token(name)?, immediate);
@@ -155,32 +189,6 @@ impl Stage {
                 });
                 Ok((answer, step.effects))
             }
-            [name, "renews", ref stream @ ..] => {
-                let stream = match *stream {
-                    ["on", "stream", stream] => Some(words::number(stream)?),
-                    _ => None,
-                };
-                let step = self.core.renew(now, self.token(name)?, stream);
-                Ok((words::renewed(step.answer, now), step.effects))
-            }
-            [name, "releases"] => {
-                let step = self.core.release(now, self.token(name)?);
-                Ok((words::released(step.answer).into(), step.effects))
-            }
-            ["request", request, "is", "released"] => {
-                let step = self.core.release_request(now, words::request(request));
-                Ok((words::released(step.answer).into(), step.effects))
-            }
-            [name, "leaves"] => {
-                let place = self.caller(name)?.place.ok_or(format!("{name} never waited"))?;
-                self.told.left(place);
-                Ok(done(self.core.leave(now, place)))
-            }
-            [name, "hears"] => {
-                self.core.confirm(self.token(name)?);
-                Ok(tell(String::new()))
-            }
-            [name, "vanishes"] => Ok(done(self.core.give_back(now, self.token(name)?))),
             _ => Err("unknown command".into()),
         }
     }
