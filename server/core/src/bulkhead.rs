@@ -217,6 +217,11 @@ impl Bulkhead {
         Status { limit, running, queued, revert: self.revert, totals: self.totals }
     }
 
+    /// Nobody runs and nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.leases.len() == 0 && self.queue.len() == 0
+    }
+
     /// The token of the latest grant, or the one it was made with.
     pub fn last_token(&self) -> FencingToken {
         self.ledger.last()

@@ -159,11 +159,19 @@ pub enum Reason {
     BulkheadClosed,
     /// The server is stopping.
     Draining,
+    /// No live lease has that fencing token.
+    LeaseNotFound,
+    /// A bulkhead of that name is there.
+    BulkheadExists,
+    /// Permits run, waiters wait, or it is on its way out.
+    BulkheadInUse,
+    /// Somebody changed it meanwhile.
+    EtagMismatch,
 }
 
 impl Reason {
     /// All of them, in the order of their totals.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 19] = [
         Self::ConcurrencyCapacityExhausted,
         Self::QueueFull,
         Self::WaitTimeout,
@@ -179,6 +187,10 @@ impl Reason {
         Self::RequestIdSpent,
         Self::BulkheadClosed,
         Self::Draining,
+        Self::LeaseNotFound,
+        Self::BulkheadExists,
+        Self::BulkheadInUse,
+        Self::EtagMismatch,
     ];
 
     /// Its name on the wire.
@@ -199,6 +211,10 @@ impl Reason {
             Self::RequestIdSpent => "REQUEST_ID_SPENT",
             Self::BulkheadClosed => "BULKHEAD_CLOSED",
             Self::Draining => "DRAINING",
+            Self::LeaseNotFound => "LEASE_NOT_FOUND",
+            Self::BulkheadExists => "BULKHEAD_EXISTS",
+            Self::BulkheadInUse => "BULKHEAD_IN_USE",
+            Self::EtagMismatch => "ETAG_MISMATCH",
         }
     }
 }
@@ -341,7 +357,7 @@ pub struct Revoked {
 }
 
 /// A limit that will go back by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Revert {
     /// When.
     pub at: Instant,
@@ -350,7 +366,7 @@ pub struct Revert {
 }
 
 /// How a bulkhead stands (R16).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status {
     /// The limit in force.
     pub limit: u32,
@@ -365,7 +381,7 @@ pub struct Status {
 }
 
 /// Counts that only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Totals {
     /// Leases whose holder was told, replays not counted.
     pub granted: u64,
