@@ -152,11 +152,34 @@ impl Server {
     }
 
     /// Asks the server to end, and waits until it has.
-    pub async fn terminate(mut self) -> Exit {
-        let start = Instant::now();
+    pub async fn terminate(self) -> Exit {
         self.ask_to_end();
+        self.ended().await
+    }
+
+    /// Waits until the server has ended.
+    pub async fn ended(mut self) -> Exit {
+        let start = Instant::now();
         let status = end_of(&mut self.child).await;
-        Exit { code: status.code(), took: start.elapsed(), log: text(&self.log) }
+        let took = start.elapsed();
+        // The other end of the pipe is closed; what was in it is still being read.
+        while Arc::strong_count(&self.log) > 1 {
+            tokio::time::sleep(LOOK).await;
+        }
+        Exit { code: status.code(), took, log: text(&self.log) }
+    }
+
+    /// Asks a server to end that long after its process was made, wherever it is by then.
+    pub async fn stopped_after(config: &str, delay: Duration) -> Exit {
+        let start = Instant::now();
+        let (mut child, _file) = spawn(config);
+        let log = Log::default();
+        drain(BufReader::new(child.stderr.take().expect("stderr is piped")), log.clone());
+        tokio::time::sleep(delay).await;
+        kill(Pid::from_raw(i32::try_from(child.id()).expect("process ids are small")), Signal::SIGTERM)
+            .expect("the server is our child");
+        let status = end_of(&mut child).await;
+        Exit { code: status.code(), took: start.elapsed(), log: text(&log) }
     }
 
     /// The processor time it has used so far, in user space and in the kernel.
