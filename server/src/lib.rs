@@ -60,7 +60,7 @@ async fn bind(setting: &str, address: SocketAddr) -> anyhow::Result<TcpListener>
 pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
     let Listeners { admission: listener, admin, ops } = listeners;
     let addresses = (listener.local_addr()?, admin.local_addr()?, ops.local_addr()?);
-    let Config { server, admission, templates, bulkheads } = config;
+    let Config { server, admission, templates, bulkheads, .. } = config;
     let admission = Arc::new(Admission::new(admission, templates));
     for (name, settings) in bulkheads {
         admission.create(&name, settings)?;

@@ -1,0 +1,75 @@
+//! What `[server]` says.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tidegate_core::{Draft, MAX_WAIT};
+
+use super::ServerConfig;
+use super::section::Section;
+use crate::settings::ServerSettings;
+
+const SECOND: Duration = Duration::from_secs(1);
+const HOUR: Duration = Duration::from_hours(1);
+
+/// Keys of `[server]` that a reload applies: those that say how bulkheads behave. All others need a restart.
+pub(super) const RELOADED: [&str; 6] =
+    ["min_retry_hint", "max_retry_hint", "max_cooldown", "cooldown_grace", "ramp_step", "idle_after"];
+
+/// Where to listen, and how to treat connections.
+pub(super) fn connections(keys: &mut Section<'_>) -> ServerConfig {
+    let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
+    let config = ServerConfig {
+        listen: keys.set("listen", local(7600)),
+        admin_listen: keys.set("admin_listen", local(7601)),
+        ops_listen: keys.set("ops_listen", local(9464)),
+        keepalive_interval: keys.set_within("keepalive_interval", 10 * SECOND, SECOND..=HOUR),
+        keepalive_timeout: keys.set_within("keepalive_timeout", 5 * SECOND, SECOND..=HOUR),
+    };
+    let listeners =
+        [("listen", config.listen), ("admin_listen", config.admin_listen), ("ops_listen", config.ops_listen)];
+    for (index, (key, address)) in listeners.iter().enumerate() {
+        for (other, taken) in &listeners[..index] {
+            if meet(*address, *taken) {
+                keys.fault(key, &format!("another address than {other} has, not {address:?}"));
+            }
+        }
+    }
+    config
+}
+
+/// Whether two listeners cannot be there at once.
+fn meet(one: SocketAddr, other: SocketAddr) -> bool {
+    let all = |address: SocketAddr| address.ip().is_unspecified() && address.is_ipv4() == one.is_ipv4();
+    one.port() != 0 && one.port() == other.port() && (one.ip() == other.ip() || all(one) || all(other))
+}
+
+/// What holds for all bulkheads together.
+pub(super) fn admission(keys: &mut Section<'_>) -> ServerSettings {
+    let default = ServerSettings::default();
+    let some = || 1..=usize::MAX;
+    ServerSettings {
+        max_cooldown: keys.set_within("max_cooldown", default.max_cooldown, SECOND..=24 * HOUR),
+        cooldown_grace: keys.set_within("cooldown_grace", default.cooldown_grace, Duration::ZERO..=HOUR),
+        ramp_step: keys.set_within("ramp_step", default.ramp_step, Duration::ZERO..=60 * SECOND),
+        idle_after: keys.set_within("idle_after", default.idle_after, SECOND..=7 * 24 * HOUR),
+        max_bulkheads: keys.set_within("max_bulkheads", default.max_bulkheads, some()),
+        max_leases: keys.set_within("max_leases", default.max_leases, some()),
+        max_waiters: keys.set_within("max_waiters", default.max_waiters, some()),
+        max_partitions: keys.set_within("max_partitions", default.max_partitions, some()),
+        max_remembered: keys.set_within("max_remembered", default.max_remembered, some()),
+    }
+}
+
+/// What stands in `[server]` and holds for each bulkhead alike.
+pub(super) fn bulkheads(keys: &mut Section<'_>, admission: &ServerSettings) -> Draft {
+    let millisecond = Duration::from_millis(1);
+    let least = keys.set_within("min_retry_hint", Duration::from_millis(50), millisecond..=MAX_WAIT);
+    let most = keys.set_within("max_retry_hint", Duration::from_mins(1), least..=MAX_WAIT);
+    Draft {
+        ramp_step: Some(admission.ramp_step),
+        min_retry_hint: Some(least),
+        max_retry_hint: Some(most),
+        ..Draft::default()
+    }
+}
