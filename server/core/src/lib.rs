@@ -39,5 +39,5 @@ pub use decision::{
     Renewal, Status, Step, Totals,
 };
 pub use id::{FencingToken, RequestKey, WaiterId};
-pub use settings::{Draft, MAX_CEILING, MAX_LEASE_TTL, MAX_QUEUED, MAX_WAIT, MIN_LEASE_TTL, Settings};
+pub use settings::{Draft, MAX_CEILING, MAX_LEASE_TTL, MAX_QUEUED, MAX_WAIT, MIN_LEASE_TTL, Mode, Settings};
 pub use time::{Instant, Stall, slack};
