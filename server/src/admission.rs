@@ -8,6 +8,7 @@
 mod ask;
 mod bulkheads;
 mod operator;
+mod reload;
 mod sweep;
 
 use std::collections::HashMap;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwap;
 use dashmap::DashMap;
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_core::{
@@ -27,7 +29,7 @@ use crate::caps::Caps;
 use crate::clock::Clock;
 use crate::cooldowns::{Cooldowns, Reported, Rules};
 use crate::seal::{LeaseId, Seal};
-use crate::settings::{ServerSettings, Template};
+use crate::settings::{Plan, ServerSettings, Template};
 use crate::ticker::Ticker;
 use crate::waiting::{Verdict, Waiting};
 
@@ -35,6 +37,8 @@ pub use crate::cooldowns::CooldownView;
 pub use ask::{Ask, Granted, Refused};
 pub use bulkheads::Conflict;
 pub use operator::{LeaseView, View};
+pub use reload::Change;
+use reload::Names;
 
 /// The bulkhead that takes the names nobody configured, if it is configured itself (R13).
 pub const DEFAULT: &str = "default";
@@ -64,6 +68,8 @@ struct State {
     idle_since: Option<Instant>,
     /// An operator changed it: it stays, idle or not.
     kept: bool,
+    /// What made it or changed it last, if nobody named it.
+    template: Option<Arc<Template>>,
     /// Taken out of the map, or about to be: look the name up again.
     dead: bool,
 }
@@ -79,8 +85,9 @@ pub struct Admission {
     /// New cells count their fencing tokens from above this.
     floor: AtomicU64,
     ticker: Ticker,
-    settings: ServerSettings,
-    templates: Vec<Template>,
+    /// What the configuration said last. Locked before any cell, never after one.
+    plan: Mutex<Plan>,
+    names: ArcSwap<Names>,
     cooldowns: Cooldowns,
     caps: Caps,
 }
@@ -99,12 +106,7 @@ impl Admission {
             next_incarnation: AtomicU32::new(1),
             floor: AtomicU64::new(FencingToken::floor_of(epoch).as_u64()),
             ticker: Ticker::default(),
-            cooldowns: Cooldowns::new(Rules {
-                max_cooldown: settings.max_cooldown,
-                grace: settings.cooldown_grace,
-                ramp_step: settings.ramp_step,
-                max_partitions: settings.max_partitions,
-            }),
+            cooldowns: Cooldowns::new(Rules::from(&settings)),
             caps: Caps::new(
                 settings.max_bulkheads,
                 Room {
@@ -113,8 +115,8 @@ impl Admission {
                     remembered: settings.max_remembered,
                 },
             ),
-            templates,
-            settings,
+            names: ArcSwap::from_pointee(Names::new(&settings, &templates)),
+            plan: Mutex::new(Plan { settings, templates, bulkheads: Vec::new() }),
         }
     }
 

@@ -16,11 +16,13 @@ use std::time::Duration;
 use tidegate_core::{Draft, Invalid, Settings};
 
 use crate::name;
-use crate::settings::{ServerSettings, Template};
+use crate::settings::{Plan, ServerSettings, Template};
 use section::{Given, Keys, Section, Written};
 use show::Table;
 
 pub use fault::{ConfigError, Fault, Source};
+pub(crate) use server::needs_restart;
+pub(crate) use show::Difference;
 pub use show::Effective;
 pub use sources::{Flag, Sources};
 
@@ -29,13 +31,17 @@ pub use sources::{Flag, Sources};
 pub struct Config {
     /// The server itself.
     pub server: ServerConfig,
-    /// What holds for all bulkheads together.
-    pub admission: ServerSettings,
-    /// Which other names get a bulkhead, in the order of the file.
-    pub templates: Vec<Template>,
-    /// Its bulkheads: name and settings, in the order of the file.
-    pub bulkheads: Vec<(String, Settings)>,
-    effective: Effective,
+    /// Its bulkheads.
+    pub plan: Plan,
+    pub(crate) running: Running,
+}
+
+/// What a reload compares with.
+#[derive(Clone, Debug)]
+pub(crate) struct Running {
+    /// What stands in the file.
+    pub(crate) text: String,
+    pub(crate) effective: Effective,
 }
 
 /// Where the server listens, and what it grants its connections.
@@ -67,13 +73,7 @@ impl Config {
 
     /// What holds, and where each value came from.
     pub fn effective(&self) -> &Effective {
-        &self.effective
-    }
-
-    /// The keys of `[server]` that differ and take effect only when the server starts anew.
-    pub fn need_restart(&self, other: &Self) -> Vec<&'static str> {
-        let differing = self.effective.differs(&other.effective);
-        differing.into_iter().filter(|key| !server::RELOADED.contains(key)).collect()
+        &self.running.effective
     }
 
     pub(crate) fn build(sources: &Sources, text: &str) -> Result<Self, ConfigError> {
@@ -82,7 +82,9 @@ impl Config {
         let mut root = Root { keys, faults, tables: Vec::new() };
         let config = root.config();
         if root.faults.is_empty() {
-            Ok(Self { effective: Effective { tables: root.tables }, ..config })
+            let (server, plan) = config;
+            let effective = Effective { tables: root.tables };
+            Ok(Self { server, plan, running: Running { text: text.into(), effective } })
         } else {
             Err(ConfigError(root.faults))
         }
@@ -97,8 +99,9 @@ struct Root {
 }
 
 impl Root {
-    fn config(&mut self) -> Config {
-        let (server, admission, shared) = self.server();
+    fn config(&mut self) -> (ServerConfig, Plan) {
+        let (server, settings) = self.server();
+        let shared = settings.shared();
         let defaults = self.defaults();
         let mut names = HashMap::new();
         let bulkheads = self.rules("bulkhead", "name", &defaults, &shared, &mut names);
@@ -107,7 +110,7 @@ impl Root {
             let problem = "must be there at least once".into();
             self.faults.push(Fault { key: "[[bulkhead]] or [[template]]".into(), problem, source: Source::Default });
         }
-        if bulkheads.len() > admission.max_bulkheads {
+        if bulkheads.len() > settings.max_bulkheads {
             let problem = format!("must be at least {}, one for each [[bulkhead]]", bulkheads.len());
             self.faults.push(Fault { key: "[server] max_bulkheads".into(), problem, source: Source::Default });
         }
@@ -116,18 +119,17 @@ impl Root {
             self.faults.push(Fault { key, problem: format!("is no table; there are: {known}"), source });
         }
         let templates = templates.into_iter().map(|(pattern, settings)| Template { pattern, settings }).collect();
-        Config { server, admission, templates, bulkheads, effective: Effective::default() }
+        (server, Plan { settings, bulkheads, templates })
     }
 
-    fn server(&mut self) -> (ServerConfig, ServerSettings, Draft) {
+    fn server(&mut self) -> (ServerConfig, ServerSettings) {
         let keys = self.table("server");
         let mut keys = Section::new("[server]", keys, &mut self.faults);
         let server = server::connections(&mut keys);
-        let admission = server::admission(&mut keys);
-        let shared = server::bulkheads(&mut keys, &admission);
+        let settings = server::admission(&mut keys);
         let (lines, _) = keys.end();
         self.tables.push(Table { header: "[server]", name: None, lines });
-        (server, admission, shared)
+        (server, settings)
     }
 
     /// What bulkheads and templates inherit: what is right of it.
@@ -138,7 +140,9 @@ impl Root {
         rule::hold(&mut keys, &draft);
         let (lines, faulty) = keys.end();
         inherited.retain(|key, _| lines.iter().any(|line| line.key == key) && !faulty.contains(&key[..]));
-        inherited.values_mut().for_each(|given| given.inherited = true);
+        for given in inherited.values_mut() {
+            given.inherited = true;
+        }
         self.tables.push(Table { header: "[defaults]", name: None, lines });
         inherited
     }
@@ -238,14 +242,15 @@ mod tests {
     fn the_example_is_accepted() {
         let config = Config::parse(include_str!("../../examples/tidegate.toml")).unwrap();
         assert_eq!(config.server.listen.port(), 7600);
-        assert!(config.bulkheads.iter().any(|(name, settings)| name == "orders-db" && settings.ceiling() == 16));
+        assert!(config.plan.bulkheads.iter().any(|(name, settings)| name == "orders-db" && settings.ceiling() == 16));
     }
 
     #[test]
     fn a_bulkhead_takes_the_defaults_of_the_file_and_overrides_them() {
         let text = "[defaults]\nmax_wait='7s'\nlimit=3\n[[bulkhead]]\nname='A'\n[[bulkhead]]\nname='a'\nmax_wait='1s'";
         let config = Config::parse(text).unwrap();
-        let told: Vec<_> = config.bulkheads.iter().map(|(name, of)| (&name[..], of.limit(), of.max_wait())).collect();
+        let told: Vec<_> =
+            config.plan.bulkheads.iter().map(|(name, of)| (&name[..], of.limit(), of.max_wait())).collect();
         assert_eq!(told, [("A", 3, Duration::from_secs(7)), ("a", 3, Duration::from_secs(1))]);
     }
 
@@ -253,12 +258,12 @@ mod tests {
     fn short_equals_long_and_empty_tables_equal_none() {
         let short = Config::parse("[[bulkhead]]\nname='db'\nlimit=4").unwrap();
         let long = Config::parse(&short.effective().to_string()).unwrap();
-        assert_eq!(short.bulkheads, long.bulkheads);
+        assert_eq!(short.plan.bulkheads, long.plan.bulkheads);
         assert!(short.effective().differs(long.effective()).is_empty());
         let empty = Config::parse("[server]\n[defaults]\n[[bulkhead]]\nname='db'\nlimit=4").unwrap();
-        assert_eq!(short.bulkheads, empty.bulkheads);
+        assert_eq!(short.plan.bulkheads, empty.plan.bulkheads);
         let inline = Config::parse("bulkhead = [{ name = \"db\", limit = 0x4 }]").unwrap();
-        assert_eq!(short.bulkheads, inline.bulkheads);
+        assert_eq!(short.plan.bulkheads, inline.plan.bulkheads);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod cooldowns;
 pub mod grpc;
 mod name;
 mod ops;
+mod reload;
 mod seal;
 mod settings;
 mod ticker;
@@ -25,10 +26,11 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-pub use admission::{Admission, Ask, Conflict, CooldownView, DEFAULT, Granted, LeaseView, Refused, View};
+pub use admission::{Admission, Ask, Change, Conflict, CooldownView, DEFAULT, Granted, LeaseView, Refused, View};
 pub use clock::Clock;
 use config::{Config, ServerConfig};
-pub use settings::{ServerSettings, Template};
+pub use reload::Reloads;
+pub use settings::{Plan, ServerSettings, Template};
 
 /// After a stop was asked for, open calls may end by themselves for this long.
 const STOP_BOUND: Duration = Duration::from_secs(2);
@@ -56,15 +58,19 @@ async fn bind(setting: &str, address: SocketAddr) -> anyhow::Result<TcpListener>
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ([server] {setting})"))
 }
 
-/// Serves until `shutdown`, then ends within two seconds.
-pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
+/// Serves until `shutdown`, then ends within two seconds. Reloads its bulkheads whenever `reloads` says so.
+pub async fn run(
+    config: Config,
+    listeners: Listeners,
+    reloads: Reloads,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
     let Listeners { admission: listener, admin, ops } = listeners;
     let addresses = (listener.local_addr()?, admin.local_addr()?, ops.local_addr()?);
-    let Config { server, admission, templates, bulkheads, .. } = config;
-    let admission = Arc::new(Admission::new(admission, templates));
-    for (name, settings) in bulkheads {
-        admission.create(&name, settings)?;
-    }
+    let Config { server, plan, running } = config;
+    let admission = Arc::new(Admission::new(plan.settings.clone(), plan.templates.clone()));
+    admission.reload(plan)?;
+    let reloading = tokio::spawn(reloads.run(running, admission.clone()));
     let moving = tokio::spawn({
         let admission = admission.clone();
         async move { admission.run().await }
@@ -94,6 +100,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
             }
         }
     }
+    reloading.abort();
     moving.abort();
     probes.abort();
     info!("stopped");

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use tidegate_server::config::{Config, ConfigError, Flag, Sources};
-use tidegate_server::{Listeners, run};
+use tidegate_server::{Listeners, Reloads, run};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::error;
 use tracing_subscriber::EnvFilter;
@@ -23,7 +23,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve until SIGTERM or SIGINT.
+    /// Serve until SIGTERM or SIGINT. SIGHUP and a changed file reload the settings of bulkheads.
     Serve(Settings),
     /// Print the configuration that holds, and where each value comes from, or what is wrong with it.
     CheckConfig(Settings),
@@ -89,8 +89,9 @@ fn main() -> ExitCode {
                 .with_ansi(std::io::stderr().is_terminal())
                 .with_writer(std::io::stderr)
                 .init();
-            match Config::read(&settings.sources()) {
-                Ok(config) => serve(config),
+            let sources = settings.sources();
+            match Config::read(&sources) {
+                Ok(config) => serve(config, sources),
                 Err(error) => refuse(&error, |line| error!("bad configuration: {line}")),
             }
         }
@@ -104,10 +105,11 @@ fn refuse(error: &ConfigError, tell: impl Fn(String)) -> ExitCode {
 }
 
 #[tokio::main]
-async fn serve(config: Config) -> ExitCode {
+async fn serve(config: Config, sources: Sources) -> ExitCode {
     let served = async {
         // The handlers are there before anything else, so no signal is missed.
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let reloads = Reloads::watch(sources)?;
         let listeners = Listeners::bind(&config.server).await?;
         let stop = async move {
             tokio::select! {
@@ -115,7 +117,7 @@ async fn serve(config: Config) -> ExitCode {
                 _ = interrupt.recv() => {}
             }
         };
-        run(config, listeners, stop).await
+        run(config, listeners, reloads, stop).await
     };
     match served.await {
         Ok(()) => ExitCode::SUCCESS,

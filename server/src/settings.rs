@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use tidegate_core::Settings;
+use tidegate_core::{Draft, Mode, Settings};
 
 /// What holds for the whole server; the defaults are those of the configuration.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerSettings {
+    /// The shortest retry hint, 1 ms to 1 h.
+    pub min_retry_hint: Duration,
+    /// The longest retry hint, `min_retry_hint` to 1 h.
+    pub max_retry_hint: Duration,
     /// The longest cooldown, 1 s to 24 h; a longer report is cut to it.
     pub max_cooldown: Duration,
     /// How long a cooldown is remembered after its end and ramp, 0 to 1 h.
@@ -30,6 +34,8 @@ pub struct ServerSettings {
 impl Default for ServerSettings {
     fn default() -> Self {
         Self {
+            min_retry_hint: Duration::from_millis(50),
+            max_retry_hint: Duration::from_mins(1),
             max_cooldown: Duration::from_hours(1),
             cooldown_grace: Duration::from_mins(1),
             ramp_step: Duration::from_secs(1),
@@ -43,8 +49,32 @@ impl Default for ServerSettings {
     }
 }
 
+impl ServerSettings {
+    /// What all bulkheads have in common, for a draft of one.
+    pub fn shared(&self) -> Draft {
+        Draft {
+            min_retry_hint: Some(self.min_retry_hint),
+            max_retry_hint: Some(self.max_retry_hint),
+            ramp_step: Some(self.ramp_step),
+            ..Draft::default()
+        }
+    }
+}
+
+/// What the configuration says about bulkheads: all that a reload may change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// What holds for the whole server. Of these a reload takes the hints, `max_cooldown`, `cooldown_grace`, `ramp_step` and
+    /// `idle_after`; caps stay as they are.
+    pub settings: ServerSettings,
+    /// Name and settings of bulkheads that are there from the start.
+    pub bulkheads: Vec<(String, Settings)>,
+    /// Which other names get a bulkhead; the first that matches.
+    pub templates: Vec<Template>,
+}
+
 /// Which names get a bulkhead of their own when they are first asked for (R13).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     /// A name, or the beginning of one with `*` for the rest.
     pub pattern: String,
@@ -58,5 +88,37 @@ impl Template {
             Some(beginning) => name.starts_with(beginning),
             None => name == self.pattern,
         }
+    }
+}
+
+/// All that is decided about a bulkhead, told for people.
+pub(crate) fn told(settings: &Settings) -> [(&'static str, String); 12] {
+    let span = |span: Option<Duration>| humantime::format_duration(span.unwrap_or_default()).to_string();
+    let count = |count: Option<u32>| count.unwrap_or_default().to_string();
+    let Draft { limit, ceiling, max_queued, max_wait, lease_ttl, max_lease_ttl, .. } = Draft::from(settings);
+    let Draft { aging_step, min_retry_hint, max_retry_hint, ramp_step, .. } = Draft::from(settings);
+    [
+        ("limit", count(limit)),
+        ("ceiling", count(ceiling)),
+        ("max_queued", count(max_queued)),
+        ("max_wait", span(max_wait)),
+        ("lease_ttl", span(lease_ttl)),
+        ("max_lease_ttl", span(max_lease_ttl)),
+        ("aging_step", span(aging_step)),
+        ("displace", settings.displace().to_string()),
+        ("min_retry_hint", span(min_retry_hint)),
+        ("max_retry_hint", span(max_retry_hint)),
+        ("ramp_step", span(ramp_step)),
+        ("mode", mode_name(settings.mode()).into()),
+    ]
+}
+
+/// A mode as the configuration names it.
+pub(crate) fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Enforcing => "enforcing",
+        Mode::Shadow => "shadow",
+        Mode::Paused => "paused",
+        Mode::Closed => "closed",
     }
 }

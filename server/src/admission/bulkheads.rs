@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
-use dashmap::mapref::entry::Entry;
+use dashmap::mapref::entry::{Entry, VacantEntry};
 use parking_lot::Mutex;
 use tidegate_core::{Bulkhead, FencingToken, Reason, Room, Settings, Status};
 
 use super::ask::not_found;
 use super::{Admission, Cell, DEFAULT, Refused, State};
+use crate::settings::Template;
 
 /// Why a bulkhead cannot be made or deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,14 +33,24 @@ pub enum Conflict {
 impl Admission {
     /// Makes a bulkhead. One made again counts its fencing tokens from above those of the old one (R13).
     pub fn create(&self, name: &str, settings: Settings) -> Result<(), Conflict> {
-        self.make(name, settings, false).map(drop)
+        self.make(name, settings, None).map(drop)
     }
 
-    fn make(&self, name: &str, settings: Settings, dynamic: bool) -> Result<Arc<Cell>, Conflict> {
+    fn make(&self, name: &str, settings: Settings, template: Option<Arc<Template>>) -> Result<Arc<Cell>, Conflict> {
         let Entry::Vacant(vacant) = self.cells.entry(name.into()) else { return Err(Conflict::Exists) };
         if !self.caps.take_bulkhead() {
             return Err(Conflict::TooMany);
         }
+        Ok(self.place(vacant, settings, template))
+    }
+
+    /// Puts a bulkhead where there is none; the cap was asked.
+    pub(super) fn place(
+        &self,
+        vacant: VacantEntry<'_, Arc<str>, Arc<Cell>>,
+        settings: Settings,
+        template: Option<Arc<Template>>,
+    ) -> Arc<Cell> {
         let after = FencingToken::from_u64(self.floor.load(Ordering::Acquire));
         let incarnation = self.next_incarnation.fetch_add(1, Ordering::Relaxed);
         let room = Room { leases: 0, waiters: 0, remembered: 0 };
@@ -51,14 +62,15 @@ impl Admission {
             alarm: None,
             room,
             idle_since: None,
-            kept: !dynamic,
+            kept: template.is_none(),
+            template,
             dead: false,
         };
         let (name, counted_since) = (vacant.key().clone(), SystemTime::now());
         let cell = Arc::new(Cell { incarnation, name, counted_since, state: Mutex::new(state) });
         self.incarnations.insert(incarnation, cell.clone());
         vacant.insert(cell.clone());
-        Ok(cell)
+        cell
     }
 
     /// Deletes a bulkhead that nobody holds a lease of or waits for. Ids of its leases answer `Ended` from then on.
@@ -95,9 +107,16 @@ impl Admission {
         if let Some(cell) = self.find_exact(name) {
             return Ok(cell);
         }
-        if let Some(template) = self.templates.iter().find(|template| template.matches(name)) {
-            return match self.make(name, template.settings.clone(), true) {
-                Ok(cell) => Ok(cell),
+        let names = self.names.load_full();
+        if let Some(template) = names.templates.iter().find(|template| template.matches(name)) {
+            return match self.make(name, template.settings.clone(), Some(template.clone())) {
+                Ok(cell) => {
+                    // A reload that came meanwhile may not have seen it.
+                    if !Arc::ptr_eq(&names, &self.names.load()) {
+                        self.follow_template(&cell);
+                    }
+                    Ok(cell)
+                }
                 Err(Conflict::TooMany) => Err(Refused::early(Reason::ServerCapReached, name, None)),
                 // Somebody else made it meanwhile.
                 Err(_) => self.find_or_make(name),

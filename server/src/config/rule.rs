@@ -20,6 +20,7 @@ pub(super) fn read(keys: &mut Section<'_>) -> Draft {
         max_lease_ttl: keys.given_within("max_lease_ttl", ttls()),
         aging_step: keys.given_within("aging_step", waits()),
         displace: keys.given("displace"),
+        mode: keys.given("mode"),
         ..Draft::default()
     }
 }
@@ -39,6 +40,7 @@ pub(super) fn hold(keys: &mut Section<'_>, draft: &Draft) {
     one(keys, "max_lease_ttl", draft.max_lease_ttl.as_ref());
     one(keys, "aging_step", draft.aging_step.as_ref());
     one(keys, "displace", draft.displace.as_ref());
+    one(keys, "mode", draft.mode.as_ref());
 }
 
 /// The settings that follow from a draft, all of them remembered; `None` if something is wrong with it.

@@ -6,7 +6,10 @@ use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use tidegate_core::Mode;
+
 use super::fault::{Fault, Source};
+use crate::settings::mode_name;
 
 /// Keys and what was written for them.
 pub(super) type Keys = BTreeMap<String, Given>;
@@ -35,7 +38,7 @@ pub(super) enum Written {
 }
 
 /// A kind of value.
-pub(super) trait Kind: Sized + PartialOrd {
+pub(super) trait Kind: Sized {
     /// What is expected, for people.
     const EXPECTED: &'static str;
 
@@ -91,7 +94,11 @@ impl<'a> Section<'a> {
     }
 
     /// A setting within a range that somebody may have given.
-    pub(super) fn given_within<T: Kind>(&mut self, key: &'static str, range: RangeInclusive<T>) -> Option<T> {
+    pub(super) fn given_within<T: Kind + PartialOrd>(
+        &mut self,
+        key: &'static str,
+        range: RangeInclusive<T>,
+    ) -> Option<T> {
         self.known.push(key);
         let Given { written, source, inherited } = self.keys.remove(key)?;
         self.sources.insert(key, (source, inherited));
@@ -111,7 +118,12 @@ impl<'a> Section<'a> {
     }
 
     /// A setting with a default, within a range.
-    pub(super) fn set_within<T: Kind>(&mut self, key: &'static str, default: T, range: RangeInclusive<T>) -> T {
+    pub(super) fn set_within<T: Kind + PartialOrd>(
+        &mut self,
+        key: &'static str,
+        default: T,
+        range: RangeInclusive<T>,
+    ) -> T {
         let (least, most) = (range.start().show(), range.end().show());
         let fits = range.contains(&default);
         let given = self.given_within(key, range);
@@ -265,6 +277,19 @@ impl Kind for SocketAddr {
 
     fn show(&self) -> String {
         quoted(&self.to_string())
+    }
+}
+
+impl Kind for Mode {
+    const EXPECTED: &'static str = "enforcing, shadow, paused or closed";
+
+    fn read(written: &Written) -> Option<Self> {
+        let all = [Self::Enforcing, Self::Shadow, Self::Paused, Self::Closed];
+        all.into_iter().find(|mode| text(written) == Some(mode_name(*mode)))
+    }
+
+    fn show(&self) -> String {
+        quoted(mode_name(*self))
     }
 }
 

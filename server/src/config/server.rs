@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidegate_core::{Draft, MAX_WAIT};
+use tidegate_core::MAX_WAIT;
 
 use super::ServerConfig;
 use super::section::Section;
@@ -12,9 +12,14 @@ use crate::settings::ServerSettings;
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_hours(1);
 
-/// Keys of `[server]` that a reload applies: those that say how bulkheads behave. All others need a restart.
-pub(super) const RELOADED: [&str; 6] =
+/// Keys of `[server]` that say how bulkheads behave: a reload applies them.
+const RELOADED: [&str; 6] =
     ["min_retry_hint", "max_retry_hint", "max_cooldown", "cooldown_grace", "ramp_step", "idle_after"];
+
+/// Whether another value of that key of `[server]` is in force only after a restart.
+pub(crate) fn needs_restart(key: &str) -> bool {
+    !RELOADED.contains(&key)
+}
 
 /// Where to listen, and how to treat connections.
 pub(super) fn connections(keys: &mut Section<'_>) -> ServerConfig {
@@ -48,7 +53,11 @@ fn meet(one: SocketAddr, other: SocketAddr) -> bool {
 pub(super) fn admission(keys: &mut Section<'_>) -> ServerSettings {
     let default = ServerSettings::default();
     let some = || 1..=usize::MAX;
+    let least_hint = Duration::from_millis(1)..=MAX_WAIT;
+    let min_retry_hint = keys.set_within("min_retry_hint", default.min_retry_hint, least_hint);
     ServerSettings {
+        min_retry_hint,
+        max_retry_hint: keys.set_within("max_retry_hint", default.max_retry_hint, min_retry_hint..=MAX_WAIT),
         max_cooldown: keys.set_within("max_cooldown", default.max_cooldown, SECOND..=24 * HOUR),
         cooldown_grace: keys.set_within("cooldown_grace", default.cooldown_grace, Duration::ZERO..=HOUR),
         ramp_step: keys.set_within("ramp_step", default.ramp_step, Duration::ZERO..=60 * SECOND),
@@ -58,18 +67,5 @@ pub(super) fn admission(keys: &mut Section<'_>) -> ServerSettings {
         max_waiters: keys.set_within("max_waiters", default.max_waiters, some()),
         max_partitions: keys.set_within("max_partitions", default.max_partitions, some()),
         max_remembered: keys.set_within("max_remembered", default.max_remembered, some()),
-    }
-}
-
-/// What stands in `[server]` and holds for each bulkhead alike.
-pub(super) fn bulkheads(keys: &mut Section<'_>, admission: &ServerSettings) -> Draft {
-    let millisecond = Duration::from_millis(1);
-    let least = keys.set_within("min_retry_hint", Duration::from_millis(50), millisecond..=MAX_WAIT);
-    let most = keys.set_within("max_retry_hint", Duration::from_mins(1), least..=MAX_WAIT);
-    Draft {
-        ramp_step: Some(admission.ramp_step),
-        min_retry_hint: Some(least),
-        max_retry_hint: Some(most),
-        ..Draft::default()
     }
 }

@@ -19,13 +19,22 @@ pub(super) struct Table {
     pub(super) lines: Vec<Line>,
 }
 
+/// A value of `[server]` that is another one now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Difference {
+    pub(crate) key: &'static str,
+    pub(crate) before: String,
+    pub(crate) after: String,
+}
+
 impl Effective {
-    /// The keys of `[server]` whose values differ.
-    pub(super) fn differs(&self, other: &Self) -> Vec<&'static str> {
-        let server = |of: &Self| -> Vec<Line> { of.tables.first().map_or(Vec::new(), |table| table.lines.clone()) };
-        let (lines, others) = (server(self), server(other));
-        let pairs = lines.iter().zip(&others);
-        pairs.filter(|(line, other)| line.value != other.value).map(|(line, _)| line.key).collect()
+    /// What differs in `[server]`.
+    pub(crate) fn differs(&self, other: &Self) -> Vec<Difference> {
+        let server = |of: &Self| of.tables.first().map(|table| table.lines.clone()).unwrap_or_default();
+        let pairs = server(self).into_iter().zip(server(other));
+        let difference =
+            |(one, other): (Line, Line)| Difference { key: one.key, before: one.value, after: other.value };
+        pairs.map(difference).filter(|Difference { before, after, .. }| before != after).collect()
     }
 }
 

@@ -1,6 +1,6 @@
 //! Two people decide about a bulkhead: who writes the file, and an operator.
 
-use super::{Draft, Settings};
+use super::Settings;
 
 impl Settings {
     /// What holds when the file says `new` where it last said `old`: what it changed, and else what holds now. A bound
@@ -22,30 +22,13 @@ impl Settings {
             max_retry_hint: newer(self.max_retry_hint, old.max_retry_hint, new.max_retry_hint).max(min_retry_hint),
             displace: newer(self.displace, old.displace, new.displace),
             ramp_step: newer(self.ramp_step, old.ramp_step, new.ramp_step),
+            mode: newer(self.mode, old.mode, new.mode),
         }
     }
 }
 
-fn newer<T: PartialEq>(present: T, old: T, new: T) -> T {
+fn newer<T: PartialEq + Copy>(present: T, old: T, new: T) -> T {
     if new == old { present } else { new }
-}
-
-impl From<&Settings> for Draft {
-    fn from(settings: &Settings) -> Self {
-        Self {
-            limit: Some(settings.limit),
-            ceiling: Some(settings.ceiling),
-            max_queued: Some(settings.max_queued),
-            max_wait: Some(settings.max_wait),
-            lease_ttl: Some(settings.lease_ttl),
-            max_lease_ttl: Some(settings.max_lease_ttl),
-            aging_step: Some(settings.aging_step),
-            min_retry_hint: Some(settings.min_retry_hint),
-            max_retry_hint: Some(settings.max_retry_hint),
-            displace: Some(settings.displace),
-            ramp_step: Some(settings.ramp_step),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -53,6 +36,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::settings::Draft;
 
     fn settings(limit: u32, ceiling: u32, max_wait: u64) -> Settings {
         let max_wait = Some(Duration::from_secs(max_wait));
