@@ -110,10 +110,6 @@ impl Root {
             let problem = "must be there at least once".into();
             self.faults.push(Fault { key: "[[bulkhead]] or [[template]]".into(), problem, source: Source::Default });
         }
-        if bulkheads.len() > settings.max_bulkheads {
-            let problem = format!("must be at least {}, one for each [[bulkhead]]", bulkheads.len());
-            self.faults.push(Fault { key: "[server] max_bulkheads".into(), problem, source: Source::Default });
-        }
         let known = "[server], [defaults], [[bulkhead]], [[template]]";
         for (key, Given { source, .. }) in std::mem::take(&mut self.keys) {
             self.faults.push(Fault { key, problem: format!("is no table; there are: {known}"), source });
@@ -123,10 +119,14 @@ impl Root {
     }
 
     fn server(&mut self) -> (ServerConfig, ServerSettings) {
+        let bulkheads = match self.keys.get("bulkhead") {
+            Some(Given { written: Written::Array(bulkheads), .. }) => bulkheads.len(),
+            _ => 0,
+        };
         let keys = self.table("server");
         let mut keys = Section::new("[server]", keys, &mut self.faults);
         let server = server::connections(&mut keys);
-        let settings = server::admission(&mut keys);
+        let settings = server::admission(&mut keys, bulkheads);
         let (lines, _) = keys.end();
         self.tables.push(Table { header: "[server]", name: None, lines });
         (server, settings)

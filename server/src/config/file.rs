@@ -16,7 +16,11 @@ pub(super) fn read(path: &Arc<str>, text: &str, faults: &mut Vec<Fault>) -> Keys
     for error in &errors {
         let at = error.span().map_or(0, |span| span.start.min(text.len()));
         let problem = format!("cannot be understood: {}: {}", error.message(), lines.line(at));
-        faults.push(Fault { key: "TOML".into(), problem, source: lines.source(at) });
+        let source = lines.source(at);
+        // What follows in a line is mostly a consequence.
+        if faults.last().is_none_or(|last| last.source != source) {
+            faults.push(Fault { key: "TOML".into(), problem, source });
+        }
     }
     if errors.is_empty() { lines.keys(table.into_inner()) } else { Keys::new() }
 }

@@ -49,8 +49,8 @@ fn meet(one: SocketAddr, other: SocketAddr) -> bool {
     one.port() != 0 && one.port() == other.port() && (one.ip() == other.ip() || all(one) || all(other))
 }
 
-/// What holds for all bulkheads together.
-pub(super) fn admission(keys: &mut Section<'_>) -> ServerSettings {
+/// What holds for all bulkheads together; so many stand in the file.
+pub(super) fn admission(keys: &mut Section<'_>, bulkheads: usize) -> ServerSettings {
     let default = ServerSettings::default();
     let some = || 1..=usize::MAX;
     let least_hint = Duration::from_millis(1)..=MAX_WAIT;
@@ -62,7 +62,7 @@ pub(super) fn admission(keys: &mut Section<'_>) -> ServerSettings {
         cooldown_grace: keys.set_within("cooldown_grace", default.cooldown_grace, Duration::ZERO..=HOUR),
         ramp_step: keys.set_within("ramp_step", default.ramp_step, Duration::ZERO..=60 * SECOND),
         idle_after: keys.set_within("idle_after", default.idle_after, SECOND..=7 * 24 * HOUR),
-        max_bulkheads: keys.set_within("max_bulkheads", default.max_bulkheads, some()),
+        max_bulkheads: keys.set_within("max_bulkheads", default.max_bulkheads, bulkheads.max(1)..=usize::MAX),
         max_leases: keys.set_within("max_leases", default.max_leases, some()),
         max_waiters: keys.set_within("max_waiters", default.max_waiters, some()),
         max_partitions: keys.set_within("max_partitions", default.max_partitions, some()),
