@@ -22,7 +22,6 @@ use show::Table;
 
 pub use fault::{ConfigError, Fault, Source};
 pub(crate) use server::needs_restart;
-pub(crate) use show::Difference;
 pub use show::Effective;
 pub use sources::{Flag, Sources};
 
@@ -57,6 +56,8 @@ pub struct ServerConfig {
     pub keepalive_interval: Duration,
     /// It is dropped when none comes within this time, 1 s to 1 h.
     pub keepalive_timeout: Duration,
+    /// How long a stop waits for those who hold leases, 0 to 10 min.
+    pub drain_grace: Duration,
 }
 
 impl Config {

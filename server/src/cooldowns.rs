@@ -14,6 +14,7 @@ use dashmap::DashMap;
 use tidegate_core::{Instant, calm_at, extend};
 
 use crate::admission::Cell;
+use crate::caps::Cap;
 use crate::settings::ServerSettings;
 
 /// How cooldowns go, for the whole server.
@@ -80,6 +81,12 @@ impl Cooldowns {
     /// Other rules from now on. A cooldown that is longer than they allow stays.
     pub(crate) fn set_rules(&self, rules: Rules) {
         self.rules.store(Arc::new(rules));
+    }
+
+    /// How many keep a cooldown.
+    pub(crate) fn cap(&self) -> Cap {
+        let taken = self.cooling.load(Ordering::Relaxed);
+        Cap { name: "max_partitions", taken, most: self.rules.load().max_partitions }
     }
 
     /// When the cooldown of that partition ends or ended.

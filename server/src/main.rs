@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use tidegate_server::config::{Config, ConfigError, Flag, Sources};
 use tidegate_server::{Listeners, Reloads, run};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 use tracing::error;
 use tracing_subscriber::EnvFilter;
 
@@ -23,7 +24,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve until SIGTERM or SIGINT. SIGHUP and a changed file reload the settings of bulkheads.
+    /// Serve until SIGTERM or SIGINT: drains then, and ends at once at the second one. SIGHUP and a changed file reload the settings of bulkheads.
     Serve(Settings),
     /// Print the configuration that holds, and where each value comes from, or what is wrong with it.
     CheckConfig(Settings),
@@ -111,13 +112,18 @@ async fn serve(config: Config, sources: Sources) -> ExitCode {
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let reloads = Reloads::watch(sources)?;
         let listeners = Listeners::bind(&config.server).await?;
-        let stop = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+        let (stop, at_once) = (CancellationToken::new(), CancellationToken::new());
+        let signals = [stop.clone(), at_once.clone()];
+        tokio::spawn(async move {
+            for asked in signals {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                asked.cancel();
             }
-        };
-        run(config, listeners, reloads, stop).await
+        });
+        run(config, listeners, reloads, stop.cancelled(), at_once.cancelled()).await
     };
     match served.await {
         Ok(()) => ExitCode::SUCCESS,

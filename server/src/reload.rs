@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use tracing::{error, info, warn};
 
 use crate::admission::Admission;
-use crate::config::{Config, ConfigError, Difference, Effective, Running, Sources, needs_restart};
+use crate::config::{Config, ConfigError, Effective, Running, Sources, needs_restart};
 
 /// A file is read when nothing has changed beside it for this long,
 const QUIET: Duration = Duration::from_millis(100);
@@ -65,9 +65,8 @@ impl Reloads {
     /// Reloads for ever. `running` is what the server was started with.
     pub(crate) async fn run(self, running: Running, admission: Arc<Admission>) {
         let Self { sources, mut hangup, mut changed, watcher } = self;
-        let Running { text, effective } = running;
-        let (started, last) = (effective.clone(), effective);
-        let mut told = Told { sources, text, started, last, admission, applied: 0, refused: 0 };
+        let Running { text, effective: started } = running;
+        let mut told = Told { sources, text, started, admission, applied: 0, refused: 0 };
         // The file may have changed between being read and being watched.
         let mut asked = false;
         loop {
@@ -108,9 +107,8 @@ struct Told {
     sources: Sources,
     /// What stands in the file, as far as we have looked.
     text: String,
-    /// What the server was started with, and what was applied last.
+    /// What the server was started with.
     started: Effective,
-    last: Effective,
     admission: Arc<Admission>,
     applied: u64,
     refused: u64,
@@ -146,25 +144,19 @@ impl Told {
         let Config { plan, running: Running { effective: now, .. }, .. } = config;
         let changes = match self.admission.reload(plan) {
             Ok(changes) => changes,
-            Err(conflict) => {
-                error!("bad configuration: {conflict}");
+            Err(no_room) => {
+                error!("bad configuration: {no_room}");
                 return self.refuse();
             }
         };
         for change in &changes {
             info!("reloaded: {change}");
         }
-        for Difference { key, before, after } in self.last.differs(&now) {
-            if !needs_restart(key) {
-                info!("reloaded: [server] {key}: {before} -> {after}");
-            }
-        }
         let differ = self.started.differs(&now);
-        let waiting: Vec<_> = differ.iter().map(|difference| difference.key).filter(|key| needs_restart(key)).collect();
+        let waiting: Vec<_> = differ.into_iter().filter(|key| needs_restart(key)).collect();
         if !waiting.is_empty() {
             warn!("different in [server] since the start, and in force only after the next: {}", waiting.join(", "));
         }
-        self.last = now;
         self.applied += 1;
         info!(changes = changes.len(), applied = self.applied, refused = self.refused, "configuration reloaded");
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidegate_core::{Draft, Mode, Settings};
+use tidegate_core::{Draft, Settings};
 
 /// What holds for the whole server; the defaults are those of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,37 +88,5 @@ impl Template {
             Some(beginning) => name.starts_with(beginning),
             None => name == self.pattern,
         }
-    }
-}
-
-/// All that is decided about a bulkhead, told for people.
-pub(crate) fn told(settings: &Settings) -> [(&'static str, String); 12] {
-    let span = |span: Option<Duration>| humantime::format_duration(span.unwrap_or_default()).to_string();
-    let count = |count: Option<u32>| count.unwrap_or_default().to_string();
-    let Draft { limit, ceiling, max_queued, max_wait, lease_ttl, max_lease_ttl, .. } = Draft::from(settings);
-    let Draft { aging_step, min_retry_hint, max_retry_hint, ramp_step, .. } = Draft::from(settings);
-    [
-        ("limit", count(limit)),
-        ("ceiling", count(ceiling)),
-        ("max_queued", count(max_queued)),
-        ("max_wait", span(max_wait)),
-        ("lease_ttl", span(lease_ttl)),
-        ("max_lease_ttl", span(max_lease_ttl)),
-        ("aging_step", span(aging_step)),
-        ("displace", settings.displace().to_string()),
-        ("min_retry_hint", span(min_retry_hint)),
-        ("max_retry_hint", span(max_retry_hint)),
-        ("ramp_step", span(ramp_step)),
-        ("mode", mode_name(settings.mode()).into()),
-    ]
-}
-
-/// A mode as the configuration names it.
-pub(crate) fn mode_name(mode: Mode) -> &'static str {
-    match mode {
-        Mode::Enforcing => "enforcing",
-        Mode::Shadow => "shadow",
-        Mode::Paused => "paused",
-        Mode::Closed => "closed",
     }
 }

@@ -269,7 +269,7 @@ async fn of_the_server_only_what_bulkheads_do_is_reloaded() {
     let client = server.client().await;
     let lease = client.take("db").await;
     file.replace(&format!("[server]\nmin_retry_hint='40s'\nmax_leases=3\nkeepalive_timeout='6s'\n{}", db(1, "")));
-    server.until_logged("reloaded: [server] min_retry_hint: \"50ms\" -> \"40s\"", 1).await;
+    server.until_logged("reloaded: [server]: min_retry_hint \"50ms\" -> \"40s\"", 1).await;
     server.until_logged("in force only after the next: keepalive_timeout, max_leases", 1).await;
     let refused = client.refused(v1::AcquireRequest { max_wait: seconds(0), ..ask("db") }).await;
     assert!(refused.retry_after.unwrap() >= Duration::from_secs(40), "{refused:?}");

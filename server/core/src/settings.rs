@@ -21,7 +21,7 @@ pub const MAX_LEASE_TTL: Duration = Duration::from_mins(5);
 const QUEUE_FACTOR: u32 = 8;
 
 /// What a bulkhead does with those who ask (R12). Leases run on in all modes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// The rules hold.
     #[default]
@@ -32,6 +32,18 @@ pub enum Mode {
     Paused,
     /// Everything is refused, waiters too.
     Closed,
+}
+
+impl Mode {
+    /// Its name in files and for people.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Enforcing => "enforcing",
+            Self::Shadow => "shadow",
+            Self::Paused => "paused",
+            Self::Closed => "closed",
+        }
+    }
 }
 
 /// Settings as somebody wrote them down: what is `None` takes its default. The only place where defaults are written.
@@ -64,7 +76,7 @@ pub struct Draft {
 }
 
 /// Settings of a bulkhead, each within its range. Made from a [`Draft`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Settings {
     limit: u32,
     ceiling: u32,

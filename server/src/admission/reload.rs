@@ -11,9 +11,10 @@ use std::time::Duration;
 use dashmap::mapref::entry::Entry;
 use tidegate_core::{Draft, Instant, Settings};
 
-use super::{Admission, Cell, Conflict, State};
+use super::audit::differences;
+use super::{Admission, AuditChange, Cell, Change, State};
 use crate::cooldowns::Rules;
-use crate::settings::{Plan, ServerSettings, Template, told};
+use crate::settings::{Plan, ServerSettings, Template};
 
 /// Which names get a bulkhead, and for how long.
 #[derive(Debug)]
@@ -29,31 +30,38 @@ impl Names {
     }
 }
 
-/// What a reload changed about a bulkhead. One that is not there says so.
+/// What a reload changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// Its name.
+pub struct Reloaded {
+    /// Of which bulkhead; empty: of the server.
     pub bulkhead: Arc<str>,
-    /// The values that changed, as they were: `limit 4, max_wait 2s`.
-    pub before: String,
-    /// And as they are now.
-    pub after: String,
+    /// The values that are different since. One that is gone or new has empty ones.
+    pub changes: Vec<AuditChange>,
 }
 
-impl fmt::Display for Change {
+/// More new bulkheads than there is room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("[[bulkhead]]: the running server has no room for {0} more (max_bulkheads)")]
+pub struct NoRoom(pub usize);
+
+impl fmt::Display for Reloaded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { bulkhead, before, after } = self;
-        write!(f, "bulkhead {bulkhead:?}: {before} -> {after}")
+        match &*self.bulkhead {
+            "" => write!(f, "[server]")?,
+            name => write!(f, "bulkhead {name:?}")?,
+        }
+        for (index, AuditChange { field, before, after }) in self.changes.iter().enumerate() {
+            write!(f, "{} {field} {before:?} -> {after:?}", if index == 0 { ":" } else { "," })?;
+        }
+        Ok(())
     }
 }
-
-const ABSENT: &str = "absent";
 
 impl Admission {
     /// Applies what the configuration says now, whole or not at all, and answers what that changed. It is refused only if
     /// it has more new bulkheads than there is room for. What people said of bulkheads that the configuration does not
     /// name stays; a bulkhead that it named before and names no more is deleted.
-    pub fn reload(&self, plan: Plan) -> Result<Vec<Change>, Conflict> {
+    pub fn reload(&self, plan: Plan) -> Result<Vec<Reloaded>, NoRoom> {
         let mut last = self.plan.lock();
         let before: HashMap<&str, &Settings> = last.bulkheads.iter().map(|(name, of)| (&name[..], of)).collect();
         let wanted: HashSet<&str> = plan.bulkheads.iter().map(|(name, _)| &name[..]).collect();
@@ -66,7 +74,8 @@ impl Admission {
         self.names.store(Arc::new(Names::new(&plan.settings, &plan.templates)));
         let settings = ServerSettings { max_partitions: last.settings.max_partitions, ..plan.settings.clone() };
         self.cooldowns.set_rules(Rules::from(&settings));
-        let mut changes = Vec::new();
+        let mut changes: Vec<_> =
+            self.note(&"".into(), server_changes(&last.settings, &plan.settings)).into_iter().collect();
         for (name, new) in different {
             let made = absent.contains(&name[..]).then(|| self.place_named(name, new)).flatten();
             room -= usize::from(made.is_some());
@@ -85,53 +94,48 @@ impl Admission {
     }
 
     /// Room for that many bulkheads, or none.
-    fn take_bulkheads(&self, count: usize) -> Result<usize, Conflict> {
+    fn take_bulkheads(&self, count: usize) -> Result<usize, NoRoom> {
         for taken in 0..count {
             if !self.caps.take_bulkhead() {
                 (0..taken).for_each(|_| self.caps.give_bulkhead());
-                return Err(Conflict::TooMany);
+                return Err(NoRoom(count));
             }
         }
         Ok(count)
     }
 
     /// Makes a bulkhead that the configuration names, unless somebody else just did.
-    fn place_named(&self, name: &str, settings: &Settings) -> Option<Change> {
+    fn place_named(&self, name: &str, settings: &Settings) -> Option<Reloaded> {
         let Entry::Vacant(vacant) = self.cells.entry(name.into()) else { return None };
         let cell = self.place(vacant, settings.clone(), None);
-        let values: Vec<_> = told(settings).into_iter().map(|(key, value)| format!("{key} {value}")).collect();
-        Some(Change { bulkhead: cell.name.clone(), before: ABSENT.into(), after: values.join(", ") })
+        let view = self.view(&cell, &cell.state.lock());
+        self.note(&cell.name, differences(None, Some(&view)))
     }
 
     /// The configuration says something else of a bulkhead than before, or speaks of it for the first time.
-    fn rewrite_named(&self, name: &str, old: Option<&Settings>, new: &Settings) -> Option<Change> {
+    fn rewrite_named(&self, name: &str, old: Option<&Settings>, new: &Settings) -> Option<Reloaded> {
         let rewritten = self.on(name, Self::find, |cell, state, now| {
             state.kept = true;
             state.template = None;
+            // One that drains stays, and takes all that the configuration says.
+            let old = old.filter(|_| !state.leaving);
             self.rewrite(cell, state, now, old, new)
         });
         // One that an operator deleted in this moment stays deleted.
         rewritten.ok()?.1
     }
 
-    /// The configuration names a bulkhead no more: it goes when nobody holds a lease of it or waits for it.
-    fn retire(&self, name: &str) -> Option<Change> {
-        let cell = self.find_exact(name)?;
-        let after = match self.delete(name) {
-            Ok(()) => "deleted",
-            Err(Conflict::NotFound) => return None,
-            Err(_) => {
-                self.enter(&cell).0.kept = false;
-                "goes when it is idle"
-            }
-        };
-        Some(Change { bulkhead: cell.name.clone(), before: "there".into(), after: after.into() })
+    /// The configuration names a bulkhead no more: its waiters are told, and it goes with its last lease.
+    fn retire(&self, name: &str) -> Option<Reloaded> {
+        let view = self.bulkhead(name).ok().filter(|view| !view.deleting)?;
+        self.delete(&Change::file(), name, true).ok()?;
+        Some(Reloaded { bulkhead: name.into(), changes: differences(Some(&view), None) })
     }
 
     /// A dynamic bulkhead takes what is different in the template that made it.
-    pub(super) fn follow_template(&self, cell: &Arc<Cell>) -> Option<Change> {
+    pub(super) fn follow_template(&self, cell: &Arc<Cell>) -> Option<Reloaded> {
         let (mut state, now) = self.enter(cell);
-        let old = state.template.clone().filter(|_| !state.dead)?;
+        let old = state.template.clone().filter(|_| !state.dead && !state.leaving)?;
         let names = self.names.load();
         let new = names.templates.iter().find(|template| template.pattern == old.pattern)?;
         state.template = Some(new.clone());
@@ -139,12 +143,12 @@ impl Admission {
     }
 
     /// A bulkhead that the configuration does not name takes what it says of all of them.
-    fn follow_server(&self, cell: &Arc<Cell>, settings: &ServerSettings) -> Option<Change> {
+    fn follow_server(&self, cell: &Arc<Cell>, settings: &ServerSettings) -> Option<Reloaded> {
         let (mut state, now) = self.enter(cell);
         let old = state.bulkhead.settings().clone();
         let Draft { ramp_step, min_retry_hint, max_retry_hint, .. } = settings.shared();
         let new = Draft { ramp_step, min_retry_hint, max_retry_hint, ..Draft::from(&old) };
-        let new = Settings::try_from(new).ok().filter(|_| !state.dead)?;
+        let new = Settings::try_from(new).ok().filter(|_| !state.dead && !state.leaving)?;
         self.rewrite(cell, &mut state, now, Some(&old), &new)
     }
 
@@ -156,30 +160,50 @@ impl Admission {
         now: Instant,
         old: Option<&Settings>,
         new: &Settings,
-    ) -> Option<Change> {
-        let before = values(state);
-        let present = state.bulkhead.settings().clone();
-        let merged = old.map_or_else(|| new.clone(), |old| present.merge(old, new));
+    ) -> Option<Reloaded> {
+        let settled = state.bulkhead.advance(now);
+        self.finish(cell, state, settled);
+        let before = self.view(cell, state);
+        state.leaving = false;
+        let merged = old.map_or_else(|| new.clone(), |old| before.settings.merge(old, new));
         let limit = merged.limit();
-        if merged != present {
+        if merged != before.settings {
             let step = state.bulkhead.configure(now, merged);
             self.finish(cell, state, step);
         }
         if old.is_none_or(|old| old.limit() != new.limit()) {
             // Also if an operator moved the limit in force away from a start limit that is the same.
-            let step = state.bulkhead.set_limit(now, limit);
+            let step = state.bulkhead.set_limit(now, limit, None);
             let _ = self.finish(cell, state, step);
         }
-        let after = values(state);
-        let differ: Vec<_> = before.into_iter().zip(after).filter(|(before, after)| before != after).collect();
-        let (before, after): (Vec<_>, Vec<_>) = differ.into_iter().unzip();
-        let change = Change { bulkhead: cell.name.clone(), before: before.join(", "), after: after.join(", ") };
-        (!before.is_empty()).then_some(change)
+        let changes = differences(Some(&before), Some(&self.view(cell, state)));
+        state.revision += u64::from(!changes.is_empty());
+        self.note(&cell.name, changes)
+    }
+
+    /// Remembers what changed, if anything did.
+    fn note(&self, bulkhead: &Arc<str>, changes: Vec<AuditChange>) -> Option<Reloaded> {
+        if changes.is_empty() {
+            return None;
+        }
+        self.audit.bulkhead(Change::file(), bulkhead.clone(), changes.clone());
+        Some(Reloaded { bulkhead: bulkhead.clone(), changes })
     }
 }
 
-/// All that is decided about a bulkhead, told for people.
-fn values(state: &State) -> Vec<String> {
-    let now = format!("limit now {}", state.bulkhead.status().limit);
-    told(state.bulkhead.settings()).into_iter().map(|(key, value)| format!("{key} {value}")).chain([now]).collect()
+/// What changed of what a reload takes of the server.
+fn server_changes(before: &ServerSettings, after: &ServerSettings) -> Vec<AuditChange> {
+    let spans = |of: &ServerSettings| {
+        [
+            ("min_retry_hint", of.min_retry_hint),
+            ("max_retry_hint", of.max_retry_hint),
+            ("max_cooldown", of.max_cooldown),
+            ("cooldown_grace", of.cooldown_grace),
+            ("ramp_step", of.ramp_step),
+            ("idle_after", of.idle_after),
+        ]
+    };
+    let told = |span: Duration| humantime::format_duration(span).to_string();
+    let pairs = spans(before).into_iter().zip(spans(after));
+    pairs.filter_map(|((key, before), (_, after))| AuditChange::between(key, told(before), told(after))).collect()
 }

@@ -9,7 +9,6 @@ use std::time::Duration;
 use tidegate_core::Mode;
 
 use super::fault::{Fault, Source};
-use crate::settings::mode_name;
 
 /// Keys and what was written for them.
 pub(super) type Keys = BTreeMap<String, Given>;
@@ -285,11 +284,11 @@ impl Kind for Mode {
 
     fn read(written: &Written) -> Option<Self> {
         let all = [Self::Enforcing, Self::Shadow, Self::Paused, Self::Closed];
-        all.into_iter().find(|mode| text(written) == Some(mode_name(*mode)))
+        all.into_iter().find(|mode| text(written) == Some(mode.as_str()))
     }
 
     fn show(&self) -> String {
-        quoted(mode_name(*self))
+        quoted(self.as_str())
     }
 }
 

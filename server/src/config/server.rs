@@ -30,6 +30,7 @@ pub(super) fn connections(keys: &mut Section<'_>) -> ServerConfig {
         ops_listen: keys.set("ops_listen", local(9464)),
         keepalive_interval: keys.set_within("keepalive_interval", 10 * SECOND, SECOND..=HOUR),
         keepalive_timeout: keys.set_within("keepalive_timeout", 5 * SECOND, SECOND..=HOUR),
+        drain_grace: keys.set_within("drain_grace", 10 * SECOND, Duration::ZERO..=600 * SECOND),
     };
     let listeners =
         [("listen", config.listen), ("admin_listen", config.admin_listen), ("ops_listen", config.ops_listen)];

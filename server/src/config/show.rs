@@ -19,22 +19,12 @@ pub(super) struct Table {
     pub(super) lines: Vec<Line>,
 }
 
-/// A value of `[server]` that is another one now.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Difference {
-    pub(crate) key: &'static str,
-    pub(crate) before: String,
-    pub(crate) after: String,
-}
-
 impl Effective {
-    /// What differs in `[server]`.
-    pub(crate) fn differs(&self, other: &Self) -> Vec<Difference> {
+    /// The keys of `[server]` that have other values.
+    pub(crate) fn differs(&self, other: &Self) -> Vec<&'static str> {
         let server = |of: &Self| of.tables.first().map(|table| table.lines.clone()).unwrap_or_default();
         let pairs = server(self).into_iter().zip(server(other));
-        let difference =
-            |(one, other): (Line, Line)| Difference { key: one.key, before: one.value, after: other.value };
-        pairs.map(difference).filter(|Difference { before, after, .. }| before != after).collect()
+        pairs.filter(|(one, other)| one.value != other.value).map(|(line, _)| line.key).collect()
     }
 }
 
