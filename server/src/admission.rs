@@ -43,7 +43,7 @@ use audit::Audit;
 pub use audit::{AuditChange, AuditEvent, Change};
 pub use listing::{LeaseView, ServerView, View, WaiterView};
 use reload::Names;
-pub use reload::{NoRoom, Reloaded};
+pub use reload::NoRoom;
 
 /// The bulkhead that takes the names nobody configured, if it is configured itself (R13).
 pub const DEFAULT: &str = "default";

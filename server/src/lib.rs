@@ -30,7 +30,7 @@ use tracing::{info, warn};
 
 pub use admission::{
     Admission, Ask, AuditChange, AuditEvent, Change, CooldownView, DEFAULT, Granted, LeaseView, NoRoom, Refused,
-    Reloaded, ServerView, View, WaiterView,
+    ServerView, View, WaiterView,
 };
 pub use caps::Cap;
 pub use clock::Clock;

@@ -142,23 +142,20 @@ impl Told {
 
     fn apply(&mut self, config: Config) {
         let Config { plan, running: Running { effective: now, .. }, .. } = config;
-        let changes = match self.admission.reload(plan) {
-            Ok(changes) => changes,
+        let changed = match self.admission.reload(plan) {
+            Ok(changed) => changed,
             Err(no_room) => {
                 error!("bad configuration: {no_room}");
                 return self.refuse();
             }
         };
-        for change in &changes {
-            info!("reloaded: {change}");
-        }
         let differ = self.started.differs(&now);
         let waiting: Vec<_> = differ.into_iter().filter(|key| needs_restart(key)).collect();
         if !waiting.is_empty() {
             warn!("different in [server] since the start, and in force only after the next: {}", waiting.join(", "));
         }
         self.applied += 1;
-        info!(changes = changes.len(), applied = self.applied, refused = self.refused, "configuration reloaded");
+        info!(changed, applied = self.applied, refused = self.refused, "configuration reloaded");
     }
 
     fn refuse(&mut self) {

@@ -59,6 +59,14 @@ impl ServerSettings {
             ..Draft::default()
         }
     }
+
+    /// Settings of a bulkhead with what all of them have in common.
+    pub(crate) fn apply(&self, settings: Settings) -> Settings {
+        let Draft { ramp_step, min_retry_hint, max_retry_hint, .. } = self.shared();
+        let draft = Draft { ramp_step, min_retry_hint, max_retry_hint, ..Draft::from(&settings) };
+        // Each is within its range, whatever the others are.
+        Settings::try_from(draft).unwrap_or(settings)
+    }
 }
 
 /// What the configuration says about bulkheads: all that a reload may change.

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tidegate_tests::{Instant, PATIENCE, Server, ask, drain_and_refill, seconds, span, v1};
+use tidegate_tests::{Instant, PATIENCE, Server, ask, drain_and_refill, reason, seconds, span, v1};
 use tonic::Code;
 
 /// A file in a folder of its own.
@@ -59,6 +59,13 @@ async fn exists(server: &Server, name: &str) -> bool {
             false
         }
     }
+}
+
+/// An operator makes a bulkhead with a limit of 1.
+async fn create(server: &Server, name: &str) {
+    let settings = Some(v1::BulkheadSettings { limit: Some(1), ..Default::default() });
+    let request = v1::CreateBulkheadRequest { name: name.into(), settings, ..Default::default() };
+    server.admin().await.stub().create_bulkhead(request).await.unwrap();
 }
 
 async fn until_exists(server: &Server, name: &str, wanted: bool) {
@@ -113,10 +120,10 @@ async fn sighup_reads_again_what_no_watch_has_seen() {
     file.replace(&db(6, ""));
     server.hang_up();
     until_limit(&server, "db", 6).await;
-    server.until_logged("configuration reloaded changes=1 applied=1 refused=0", 1).await;
+    server.until_logged("configuration reloaded changed=1 applied=1 refused=0", 1).await;
     // Again, and nothing is different.
     server.hang_up();
-    server.until_logged("configuration reloaded changes=0 applied=2 refused=0", 1).await;
+    server.until_logged("configuration reloaded changed=0 applied=2 refused=0", 1).await;
     drain_and_refill(&server, "db").await;
 }
 
@@ -136,7 +143,7 @@ async fn a_bad_file_changes_nothing_and_is_told() {
     server.until_logged("nothing is changed applied=0 refused=2", 1).await;
     assert_eq!(server.status("db").await.limit, 4);
     file.replace(&(bulkhead("new", 1, "") + &db(6, "")));
-    server.until_logged("configuration reloaded changes=2 applied=1 refused=2", 1).await;
+    server.until_logged("configuration reloaded changed=2 applied=1 refused=2", 1).await;
     assert_eq!(server.status("db").await.limit, 6);
     drain_and_refill(&server, "new").await;
     drain_and_refill(&server, "db").await;
@@ -167,7 +174,7 @@ async fn an_operators_limit_stays_until_the_file_says_another() {
     let admin = server.admin().await;
     admin.set_limit("db", 8).await;
     file.replace(&db(4, "max_wait='9s'"));
-    server.until_logged("configuration reloaded changes=1", 1).await;
+    server.until_logged("configuration reloaded changed=1", 1).await;
     assert_eq!(span(settings(&server, "db").await.max_wait), Duration::from_secs(9));
     assert_eq!(server.status("db").await.limit, 8, "the file says nothing new about the limit");
     file.replace(&db(6, "max_wait='9s'"));
@@ -194,7 +201,7 @@ async fn leases_and_waiters_stay() {
         server.until("db", |now| now.queued == queued).await;
     }
     file.replace(&db(1, "max_wait='50s'\nlease_ttl='20s'"));
-    server.until_logged("configuration reloaded changes=1", 1).await;
+    server.until_logged("configuration reloaded changed=1", 1).await;
     assert_eq!(server.status("db").await.queued, 3);
     assert_eq!(client.renew_one(&first.lease_id).await, v1::RenewalState::Renewed);
     // Raised: one more starts, the first in the queue. Lowered: nobody is cancelled.
@@ -230,6 +237,88 @@ async fn bulkheads_come_and_go_with_the_file() {
 }
 
 #[tokio::test]
+async fn what_leaves_the_file_drains_and_may_come_back() {
+    let with = |limit: u32| db(4, "") + &bulkhead("old", limit, "max_wait='1m'");
+    let file = File::new(&with(1));
+    let server = Server::start_on(&file.path, &[]);
+    let client = server.client().await;
+    let lease = client.take("old").await;
+    let waiter = client.start(ask("old"));
+    server.until("old", |now| now.queued == 1).await;
+    file.replace(&db(4, ""));
+    assert_eq!(reason(&waiter.await.unwrap().unwrap_err()), "BULKHEAD_CLOSED");
+    assert_eq!(server.status("old").await.running, 1);
+    assert_eq!(client.renew_one(&lease.lease_id).await, v1::RenewalState::Renewed);
+    // It comes back before it is gone: as the file has it, with the lease that is left.
+    file.replace(&with(2));
+    until_limit(&server, "old", 2).await;
+    assert_eq!(settings(&server, "old").await.mode(), v1::Mode::Enforcing);
+    assert_eq!(server.status("old").await.running, 1);
+    let other = client.take("old").await;
+    // Again, and now it goes with its last lease.
+    file.replace(&db(4, ""));
+    server.until_logged("configuration reloaded changed=1", 3).await;
+    for lease in [lease, other] {
+        assert!(exists(&server, "old").await);
+        assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Released);
+    }
+    until_exists(&server, "old", false).await;
+    file.replace(&with(3));
+    until_exists(&server, "old", true).await;
+    drain_and_refill(&server, "old").await;
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn what_an_operator_made_or_deleted_stays_so_until_the_file_speaks_of_it() {
+    let file = File::new(&(db(4, "") + &bulkhead("gone", 1, "")));
+    let server = Server::start_on(&file.path, &[]);
+    create(&server, "by hand").await;
+    server
+        .admin()
+        .await
+        .stub()
+        .delete_bulkhead(v1::DeleteBulkheadRequest { name: "gone".into(), ..Default::default() })
+        .await
+        .unwrap();
+    file.replace(&(db(5, "") + &bulkhead("gone", 1, "")));
+    until_limit(&server, "db", 5).await;
+    server.until_logged("configuration reloaded changed=1", 1).await;
+    assert!(!exists(&server, "gone").await, "the file says nothing new about it");
+    assert_eq!(server.status("by hand").await.limit, 1);
+    // Now it does.
+    file.replace(&(db(5, "") + &bulkhead("gone", 2, "") + &bulkhead("by hand", 3, "")));
+    until_limit(&server, "by hand", 3).await;
+    until_exists(&server, "gone", true).await;
+    assert_eq!(server.status("gone").await.limit, 2);
+    for name in ["db", "gone", "by hand"] {
+        drain_and_refill(&server, name).await;
+    }
+}
+
+#[tokio::test]
+async fn reloads_are_in_the_audit() {
+    let file = File::new(&db(4, ""));
+    let server = Server::start_on(&file.path, &[]);
+    file.replace(&format!("[server]\nramp_step='3s'\n{}", db(4, "max_wait='9s'")));
+    server.until_logged("configuration reloaded changed=1", 1).await;
+    let request = v1::ListAuditEventsRequest { page_size: 9, ..Default::default() };
+    let events = server.admin().await.stub().list_audit_events(request).await.unwrap().into_inner().events;
+    let told = |bulkhead: &str| -> Vec<String> {
+        let of =
+            |event: &&v1::AuditEvent| event.bulkhead == bulkhead && event.actor == "file" && event.action == "Reload";
+        let event = events.iter().find(of).expect("the reload was noted");
+        event.changes.iter().map(|change| format!("{} {} {}", change.field, change.before, change.after)).collect()
+    };
+    assert_eq!(told(""), ["ramp_step 1s 3s"]);
+    assert_eq!(
+        told("db"),
+        ["settings.max_wait 2s 9s", "settings.aging_step 500ms 2s 250ms", "settings.ramp_step 1s 3s"]
+    );
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
 async fn templates_change_what_they_made_and_what_they_will_make() {
     let template = |limit: u32, more: &str| {
         format!("{}[[template]]\npattern='x/*'\nlimit={limit}\nceiling=9\n{more}\n", db(4, ""))
@@ -248,11 +337,11 @@ async fn templates_change_what_they_made_and_what_they_will_make() {
     assert_eq!(server.status("x/c").await.limit, 3);
     server.admin().await.set_limit("x/b", 7).await;
     file.replace(&template(3, "lease_ttl='6s'"));
-    server.until_logged("configuration reloaded changes=3", 2).await;
+    server.until_logged("configuration reloaded changed=3", 1).await;
     assert_eq!(server.status("x/b").await.limit, 7, "the template says nothing new about the limit");
     // Gone: what was made stays while it is in use, nothing new is made.
     file.replace(&db(4, ""));
-    server.until_logged("configuration reloaded changes=0", 1).await;
+    server.until_logged("configuration reloaded changed=0", 1).await;
     assert_eq!(client.refused(ask("x/d")).await.reason, "BULKHEAD_NOT_FOUND");
     assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Released);
     assert_eq!(client.release(&moved.lease_id).await, v1::ReleaseState::Released);
@@ -268,12 +357,19 @@ async fn of_the_server_only_what_bulkheads_do_is_reloaded() {
     let server = Server::start_on(&file.path, &[]);
     let client = server.client().await;
     let lease = client.take("db").await;
+    create(&server, "before").await;
+    let before = client.take("before").await;
     file.replace(&format!("[server]\nmin_retry_hint='40s'\nmax_leases=3\nkeepalive_timeout='6s'\n{}", db(1, "")));
-    server.until_logged("reloaded: [server]: min_retry_hint \"50ms\" -> \"40s\"", 1).await;
+    server.until_logged(r#"changes="min_retry_hint \"50ms\" -> \"40s\"""#, 1).await;
     server.until_logged("in force only after the next: keepalive_timeout, max_leases", 1).await;
-    let refused = client.refused(v1::AcquireRequest { max_wait: seconds(0), ..ask("db") }).await;
-    assert!(refused.retry_after.unwrap() >= Duration::from_secs(40), "{refused:?}");
-    assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Released);
+    // Also in those that an operator made, before or after.
+    assert!(!exists(&server, "later").await);
+    create(&server, "later").await;
+    for (name, lease) in [("db", lease), ("before", before), ("later", client.take("later").await)] {
+        let refused = client.refused(v1::AcquireRequest { max_wait: seconds(0), ..ask(name) }).await;
+        assert!(refused.retry_after.unwrap() >= Duration::from_secs(40), "{name}: {refused:?}");
+        assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Released);
+    }
     drain_and_refill(&server, "db").await;
 }
 

@@ -15,8 +15,9 @@ use super::{Admission, Cell, DEFAULT, Refused, State, View};
 use crate::settings::Template;
 
 impl Admission {
-    /// Makes a bulkhead. One made again counts its fencing tokens from above those of the old one (R13).
+    /// Makes a bulkhead, with what the configuration says of all of them. One made again counts its fencing tokens from above those of the old one (R13).
     pub fn create(&self, change: &Change<'_>, name: &str, settings: Settings) -> Result<View, Refused> {
+        let settings = self.plan.lock().settings.apply(settings);
         let cell = self.make(name, settings, None)?;
         // Nothing happened in it yet that time could have changed, and it has nothing to borrow for.
         let view = self.view(&cell, &cell.state.lock());

@@ -4,12 +4,11 @@
 //! what it said last, value by value; until then the operator's value stays.
 
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dashmap::mapref::entry::Entry;
-use tidegate_core::{Draft, Instant, Settings};
+use tidegate_core::{Instant, Settings};
 
 use super::audit::differences;
 use super::{Admission, AuditChange, Cell, Change, State};
@@ -30,38 +29,16 @@ impl Names {
     }
 }
 
-/// What a reload changed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reloaded {
-    /// Of which bulkhead; empty: of the server.
-    pub bulkhead: Arc<str>,
-    /// The values that are different since. One that is gone or new has empty ones.
-    pub changes: Vec<AuditChange>,
-}
-
 /// More new bulkheads than there is room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("[[bulkhead]]: the running server has no room for {0} more (max_bulkheads)")]
 pub struct NoRoom(pub usize);
 
-impl fmt::Display for Reloaded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.bulkhead {
-            "" => write!(f, "[server]")?,
-            name => write!(f, "bulkhead {name:?}")?,
-        }
-        for (index, AuditChange { field, before, after }) in self.changes.iter().enumerate() {
-            write!(f, "{} {field} {before:?} -> {after:?}", if index == 0 { ":" } else { "," })?;
-        }
-        Ok(())
-    }
-}
-
 impl Admission {
-    /// Applies what the configuration says now, whole or not at all, and answers what that changed. It is refused only if
+    /// Applies what the configuration says now, whole or not at all, and answers how many bulkheads that changed. It is refused only if
     /// it has more new bulkheads than there is room for. What people said of bulkheads that the configuration does not
     /// name stays; a bulkhead that it named before and names no more is deleted.
-    pub fn reload(&self, plan: Plan) -> Result<Vec<Reloaded>, NoRoom> {
+    pub fn reload(&self, plan: Plan) -> Result<usize, NoRoom> {
         let mut last = self.plan.lock();
         let before: HashMap<&str, &Settings> = last.bulkheads.iter().map(|(name, of)| (&name[..], of)).collect();
         let wanted: HashSet<&str> = plan.bulkheads.iter().map(|(name, _)| &name[..]).collect();
@@ -74,23 +51,23 @@ impl Admission {
         self.names.store(Arc::new(Names::new(&plan.settings, &plan.templates)));
         let settings = ServerSettings { max_partitions: last.settings.max_partitions, ..plan.settings.clone() };
         self.cooldowns.set_rules(Rules::from(&settings));
-        let mut changes: Vec<_> =
-            self.note(&"".into(), server_changes(&last.settings, &plan.settings)).into_iter().collect();
+        self.note(&"".into(), server_changes(&last.settings, &plan.settings));
+        let mut changed = 0;
         for (name, new) in different {
-            let made = absent.contains(&name[..]).then(|| self.place_named(name, new)).flatten();
-            room -= usize::from(made.is_some());
-            changes.extend(made.or_else(|| self.rewrite_named(name, before.get(&name[..]).copied(), new)));
+            let made = absent.contains(&name[..]) && self.place_named(name, new);
+            room -= usize::from(made);
+            changed += usize::from(made || self.rewrite_named(name, before.get(&name[..]).copied(), new));
         }
         (0..room).for_each(|_| self.caps.give_bulkhead());
         for name in before.keys().filter(|name| !wanted.contains(*name)) {
-            changes.extend(self.retire(name));
+            changed += usize::from(self.retire(name));
         }
         let cells: Vec<Arc<Cell>> = self.incarnations.iter().map(|cell| cell.clone()).collect();
         for cell in cells.iter().filter(|cell| !wanted.contains(&*cell.name)) {
-            changes.extend(self.follow_template(cell).or_else(|| self.follow_server(cell, &plan.settings)));
+            changed += usize::from(self.follow_template(cell) || self.follow_server(cell, &plan.settings));
         }
         *last = plan;
-        Ok(changes)
+        Ok(changed)
     }
 
     /// Room for that many bulkheads, or none.
@@ -105,15 +82,15 @@ impl Admission {
     }
 
     /// Makes a bulkhead that the configuration names, unless somebody else just did.
-    fn place_named(&self, name: &str, settings: &Settings) -> Option<Reloaded> {
-        let Entry::Vacant(vacant) = self.cells.entry(name.into()) else { return None };
+    fn place_named(&self, name: &str, settings: &Settings) -> bool {
+        let Entry::Vacant(vacant) = self.cells.entry(name.into()) else { return false };
         let cell = self.place(vacant, settings.clone(), None);
         let view = self.view(&cell, &cell.state.lock());
         self.note(&cell.name, differences(None, Some(&view)))
     }
 
     /// The configuration says something else of a bulkhead than before, or speaks of it for the first time.
-    fn rewrite_named(&self, name: &str, old: Option<&Settings>, new: &Settings) -> Option<Reloaded> {
+    fn rewrite_named(&self, name: &str, old: Option<&Settings>, new: &Settings) -> bool {
         let rewritten = self.on(name, Self::find, |cell, state, now| {
             state.kept = true;
             state.template = None;
@@ -122,34 +99,31 @@ impl Admission {
             self.rewrite(cell, state, now, old, new)
         });
         // One that an operator deleted in this moment stays deleted.
-        rewritten.ok()?.1
+        rewritten.is_ok_and(|(_, changed)| changed)
     }
 
     /// The configuration names a bulkhead no more: its waiters are told, and it goes with its last lease.
-    fn retire(&self, name: &str) -> Option<Reloaded> {
-        let view = self.bulkhead(name).ok().filter(|view| !view.deleting)?;
-        self.delete(&Change::file(), name, true).ok()?;
-        Some(Reloaded { bulkhead: name.into(), changes: differences(Some(&view), None) })
+    fn retire(&self, name: &str) -> bool {
+        let there = self.bulkhead(name).is_ok_and(|view| !view.deleting);
+        there && self.delete(&Change::file(), name, true).is_ok()
     }
 
     /// A dynamic bulkhead takes what is different in the template that made it.
-    pub(super) fn follow_template(&self, cell: &Arc<Cell>) -> Option<Reloaded> {
+    pub(super) fn follow_template(&self, cell: &Arc<Cell>) -> bool {
         let (mut state, now) = self.enter(cell);
-        let old = state.template.clone().filter(|_| !state.dead && !state.leaving)?;
+        let Some(old) = state.template.clone().filter(|_| !state.dead && !state.leaving) else { return false };
         let names = self.names.load();
-        let new = names.templates.iter().find(|template| template.pattern == old.pattern)?;
+        let Some(new) = names.templates.iter().find(|template| template.pattern == old.pattern) else { return false };
         state.template = Some(new.clone());
         self.rewrite(cell, &mut state, now, Some(&old.settings), &new.settings)
     }
 
     /// A bulkhead that the configuration does not name takes what it says of all of them.
-    fn follow_server(&self, cell: &Arc<Cell>, settings: &ServerSettings) -> Option<Reloaded> {
+    fn follow_server(&self, cell: &Arc<Cell>, settings: &ServerSettings) -> bool {
         let (mut state, now) = self.enter(cell);
         let old = state.bulkhead.settings().clone();
-        let Draft { ramp_step, min_retry_hint, max_retry_hint, .. } = settings.shared();
-        let new = Draft { ramp_step, min_retry_hint, max_retry_hint, ..Draft::from(&old) };
-        let new = Settings::try_from(new).ok().filter(|_| !state.dead && !state.leaving)?;
-        self.rewrite(cell, &mut state, now, Some(&old), &new)
+        let new = settings.apply(old.clone());
+        !state.dead && !state.leaving && self.rewrite(cell, &mut state, now, Some(&old), &new)
     }
 
     /// What was `old` in the configuration is `new` there now.
@@ -160,7 +134,7 @@ impl Admission {
         now: Instant,
         old: Option<&Settings>,
         new: &Settings,
-    ) -> Option<Reloaded> {
+    ) -> bool {
         let settled = state.bulkhead.advance(now);
         self.finish(cell, state, settled);
         let before = self.view(cell, state);
@@ -181,13 +155,13 @@ impl Admission {
         self.note(&cell.name, changes)
     }
 
-    /// Remembers what changed, if anything did.
-    fn note(&self, bulkhead: &Arc<str>, changes: Vec<AuditChange>) -> Option<Reloaded> {
-        if changes.is_empty() {
-            return None;
+    /// Remembers what changed. Answers whether anything did.
+    fn note(&self, bulkhead: &Arc<str>, changes: Vec<AuditChange>) -> bool {
+        let changed = !changes.is_empty();
+        if changed {
+            self.audit.bulkhead(Change::file(), bulkhead.clone(), changes);
         }
-        self.audit.bulkhead(Change::file(), bulkhead.clone(), changes.clone());
-        Some(Reloaded { bulkhead: bulkhead.clone(), changes })
+        changed
     }
 }
 

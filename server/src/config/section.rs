@@ -117,7 +117,7 @@ impl<'a> Section<'a> {
     }
 
     /// A setting with a default, within a range.
-    pub(super) fn set_within<T: Kind + PartialOrd>(
+    pub(super) fn set_within<T: Kind + PartialOrd + Clone>(
         &mut self,
         key: &'static str,
         default: T,
@@ -125,12 +125,13 @@ impl<'a> Section<'a> {
     ) -> T {
         let (least, most) = (range.start().show(), range.end().show());
         let fits = range.contains(&default);
+        let within = range.start().clone();
         let given = self.given_within(key, range);
         if given.is_none() && !fits {
-            // The range depends on another setting.
+            // The range depends on another setting. What follows from this one is not to be told as well.
             self.fault(key, &format!("{}, {least} to {most}, not {}", T::EXPECTED, default.show()));
         }
-        let value = given.unwrap_or(default);
+        let value = given.unwrap_or(if fits { default } else { within });
         self.hold(key, &value, "default");
         value
     }
