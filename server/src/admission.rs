@@ -10,6 +10,7 @@ mod audit;
 mod bulkheads;
 mod listing;
 mod operator;
+mod reload;
 mod sweep;
 
 use std::collections::HashMap;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use arc_swap::ArcSwap;
 use dashmap::DashMap;
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_core::{
@@ -30,7 +32,7 @@ use crate::clock::Clock;
 use crate::cooldowns::{Cooldowns, Reported, Rules};
 use crate::quiet::Quiet;
 use crate::seal::{LeaseId, Seal};
-use crate::settings::{ServerSettings, Template};
+use crate::settings::{Plan, ServerSettings, Template};
 use crate::streams::{Push, Streams};
 use crate::ticker::Ticker;
 use crate::waiting::{Verdict, Waiting};
@@ -40,6 +42,8 @@ pub use ask::{Ask, Granted, Refused};
 use audit::Audit;
 pub use audit::{AuditChange, AuditEvent, Change};
 pub use listing::{LeaseView, ServerView, View, WaiterView};
+use reload::Names;
+pub use reload::NoRoom;
 
 /// The bulkhead that takes the names nobody configured, if it is configured itself (R13).
 pub const DEFAULT: &str = "default";
@@ -69,6 +73,8 @@ struct State {
     idle_since: Option<Instant>,
     /// An operator changed it: it stays, idle or not.
     kept: bool,
+    /// What made it or changed it last, if nobody named it.
+    template: Option<Arc<Template>>,
     /// Grows with each change that somebody decided.
     revision: u64,
     /// It was deleted and goes with its last lease.
@@ -92,8 +98,9 @@ pub struct Admission {
     /// New cells count their fencing tokens from above this.
     floor: AtomicU64,
     ticker: Ticker,
-    settings: ServerSettings,
-    templates: Vec<Template>,
+    /// What the configuration said last. Locked before any cell, never after one.
+    plan: Mutex<Plan>,
+    names: ArcSwap<Names>,
     cooldowns: Cooldowns,
     caps: Caps,
     audit: Audit,
@@ -120,12 +127,7 @@ impl Admission {
             started: SystemTime::now(),
             floor: AtomicU64::new(FencingToken::floor_of(epoch).as_u64()),
             ticker: Ticker::default(),
-            cooldowns: Cooldowns::new(Rules {
-                max_cooldown: settings.max_cooldown,
-                grace: settings.cooldown_grace,
-                ramp_step: settings.ramp_step,
-                max_partitions: settings.max_partitions,
-            }),
+            cooldowns: Cooldowns::new(Rules::from(&settings)),
             caps: Caps::new(
                 settings.max_bulkheads,
                 Room {
@@ -134,12 +136,12 @@ impl Admission {
                     remembered: settings.max_remembered,
                 },
             ),
+            names: ArcSwap::from_pointee(Names::new(&settings, &templates)),
+            plan: Mutex::new(Plan { settings, templates, bulkheads: Vec::new() }),
             audit: Audit::default(),
             lost: Quiet::default(),
             streams: Streams::new(),
             draining: AtomicBool::new(false),
-            templates,
-            settings,
         }
     }
 

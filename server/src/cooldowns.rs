@@ -9,11 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use dashmap::DashMap;
 use tidegate_core::{Instant, calm_at, extend};
 
 use crate::admission::Cell;
 use crate::caps::Cap;
+use crate::settings::ServerSettings;
 
 /// How cooldowns go, for the whole server.
 #[derive(Clone, Copy, Debug)]
@@ -23,6 +25,17 @@ pub(crate) struct Rules {
     pub(crate) ramp_step: Duration,
     /// The most partitions that keep a cooldown or ramp.
     pub(crate) max_partitions: usize,
+}
+
+impl From<&ServerSettings> for Rules {
+    fn from(settings: &ServerSettings) -> Self {
+        Self {
+            max_cooldown: settings.max_cooldown,
+            grace: settings.cooldown_grace,
+            ramp_step: settings.ramp_step,
+            max_partitions: settings.max_partitions,
+        }
+    }
 }
 
 /// A partition that cools or ramps, as operators see it.
@@ -54,7 +67,7 @@ pub(crate) struct Reported {
 /// The partitions of the server that cool, ramp, or have waiters.
 #[derive(Debug)]
 pub(crate) struct Cooldowns {
-    rules: Rules,
+    rules: ArcSwap<Rules>,
     entries: DashMap<Arc<str>, Entry>,
     /// How many entries have an end: while there is none, an Acquire looks nothing up.
     cooling: AtomicUsize,
@@ -62,13 +75,18 @@ pub(crate) struct Cooldowns {
 
 impl Cooldowns {
     pub(crate) fn new(rules: Rules) -> Self {
-        Self { rules, entries: DashMap::new(), cooling: AtomicUsize::new(0) }
+        Self { rules: ArcSwap::from_pointee(rules), entries: DashMap::new(), cooling: AtomicUsize::new(0) }
+    }
+
+    /// Other rules from now on. A cooldown that is longer than they allow stays.
+    pub(crate) fn set_rules(&self, rules: Rules) {
+        self.rules.store(Arc::new(rules));
     }
 
     /// How many keep a cooldown.
     pub(crate) fn cap(&self) -> Cap {
         let taken = self.cooling.load(Ordering::Relaxed);
-        Cap { name: "max_partitions", taken, most: self.rules.max_partitions }
+        Cap { name: "max_partitions", taken, most: self.rules.load().max_partitions }
     }
 
     /// When the cooldown of that partition ends or ended.
@@ -95,7 +113,7 @@ impl Cooldowns {
             }
             return None;
         }
-        let end = extend(old, now, wait, self.rules.max_cooldown)?;
+        let end = extend(old, now, wait, self.rules.load().max_cooldown)?;
         if old == Some(end) {
             return nothing(end.since(now));
         }
@@ -107,7 +125,7 @@ impl Cooldowns {
 
     /// One partition more keeps a cooldown, if the cap allows.
     fn begin(&self) -> bool {
-        let more = |cooling| (cooling < self.rules.max_partitions).then_some(cooling + 1);
+        let more = |cooling| (cooling < self.rules.load().max_partitions).then_some(cooling + 1);
         self.cooling.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
     }
 
@@ -140,7 +158,7 @@ impl Cooldowns {
     /// Drops what is over since the grace.
     pub(crate) fn sweep(&self, now: Instant) {
         self.entries.retain(|_, entry| {
-            if entry.end.is_some_and(|end| calm_at(end, self.rules.ramp_step) + self.rules.grace <= now) {
+            if entry.end.is_some_and(|end| calm_at(end, self.rules.load().ramp_step) + self.rules.load().grace <= now) {
                 entry.end = None;
                 self.cooling.fetch_sub(1, Ordering::AcqRel);
             }

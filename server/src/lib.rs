@@ -11,6 +11,7 @@ pub mod grpc;
 mod name;
 mod ops;
 mod quiet;
+mod reload;
 mod seal;
 mod settings;
 mod streams;
@@ -28,13 +29,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 pub use admission::{
-    Admission, Ask, AuditChange, AuditEvent, Change, CooldownView, DEFAULT, Granted, LeaseView, Refused, ServerView,
-    View, WaiterView,
+    Admission, Ask, AuditChange, AuditEvent, Change, CooldownView, DEFAULT, Granted, LeaseView, NoRoom, Refused,
+    ServerView, View, WaiterView,
 };
 pub use caps::Cap;
 pub use clock::Clock;
 use config::{Config, ServerConfig};
-pub use settings::{ServerSettings, Template};
+pub use reload::Reloads;
+pub use settings::{Plan, ServerSettings, Template};
 
 /// After the drain, open calls may end by themselves for this long.
 const STOP_BOUND: Duration = Duration::from_millis(750);
@@ -74,20 +76,21 @@ async fn bind(setting: &str, address: SocketAddr) -> anyhow::Result<TcpListener>
 }
 
 /// Serves until `shutdown`; then nobody new is let in, waiters are told, and who holds a lease may release and renew it until
-/// none is left, or for `drain_grace`. Ends within a second after that, and right away when `at_once` comes meanwhile.
+/// none is left, or for `drain_grace`. Ends within a second after that, and right away when `at_once` comes meanwhile. Until
+/// then its bulkheads are reloaded whenever `reloads` says so.
 pub async fn run(
     config: Config,
     listeners: Listeners,
+    reloads: Reloads,
     shutdown: impl Future<Output = ()>,
     at_once: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let Listeners { admission: listener, admin, ops } = listeners;
     let addresses = (listener.local_addr()?, admin.local_addr()?, ops.local_addr()?);
-    let Config { server, admission, templates, bulkheads } = config;
-    let admission = Arc::new(Admission::new(admission, templates));
-    for (name, settings) in bulkheads {
-        admission.create(&Change::file(), &name, settings)?;
-    }
+    let Config { server, plan, running } = config;
+    let admission = Arc::new(Admission::new(plan.settings.clone(), plan.templates.clone()));
+    admission.reload(plan)?;
+    let reloading = tokio::spawn(reloads.run(running, admission.clone()));
     let moving = tokio::spawn({
         let admission = admission.clone();
         async move { admission.run().await }
@@ -127,6 +130,7 @@ pub async fn run(
             }
         }
     }
+    reloading.abort();
     moving.abort();
     probes.abort();
     info!("stopped");

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use tidegate_core::Settings;
+use tidegate_core::{Draft, Settings};
 
 /// What holds for the whole server; the defaults are those of the configuration.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerSettings {
+    /// The shortest retry hint, 1 ms to 1 h.
+    pub min_retry_hint: Duration,
+    /// The longest retry hint, `min_retry_hint` to 1 h.
+    pub max_retry_hint: Duration,
     /// The longest cooldown, 1 s to 24 h; a longer report is cut to it.
     pub max_cooldown: Duration,
     /// How long a cooldown is remembered after its end and ramp, 0 to 1 h.
@@ -30,6 +34,8 @@ pub struct ServerSettings {
 impl Default for ServerSettings {
     fn default() -> Self {
         Self {
+            min_retry_hint: Duration::from_millis(50),
+            max_retry_hint: Duration::from_mins(1),
             max_cooldown: Duration::from_hours(1),
             cooldown_grace: Duration::from_mins(1),
             ramp_step: Duration::from_secs(1),
@@ -43,8 +49,40 @@ impl Default for ServerSettings {
     }
 }
 
+impl ServerSettings {
+    /// What all bulkheads have in common, for a draft of one.
+    pub fn shared(&self) -> Draft {
+        Draft {
+            min_retry_hint: Some(self.min_retry_hint),
+            max_retry_hint: Some(self.max_retry_hint),
+            ramp_step: Some(self.ramp_step),
+            ..Draft::default()
+        }
+    }
+
+    /// Settings of a bulkhead with what all of them have in common.
+    pub(crate) fn apply(&self, settings: Settings) -> Settings {
+        let Draft { ramp_step, min_retry_hint, max_retry_hint, .. } = self.shared();
+        let draft = Draft { ramp_step, min_retry_hint, max_retry_hint, ..Draft::from(&settings) };
+        // Each is within its range, whatever the others are.
+        Settings::try_from(draft).unwrap_or(settings)
+    }
+}
+
+/// What the configuration says about bulkheads: all that a reload may change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// What holds for the whole server. Of these a reload takes the hints, `max_cooldown`, `cooldown_grace`, `ramp_step` and
+    /// `idle_after`; caps stay as they are.
+    pub settings: ServerSettings,
+    /// Name and settings of bulkheads that are there from the start.
+    pub bulkheads: Vec<(String, Settings)>,
+    /// Which other names get a bulkhead; the first that matches.
+    pub templates: Vec<Template>,
+}
+
 /// Which names get a bulkhead of their own when they are first asked for (R13).
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     /// A name, or the beginning of one with `*` for the rest.
     pub pattern: String,

@@ -36,7 +36,7 @@ pub use calls::{Admin, Client, Waiter, ask, millis, reason, renewal_states, seco
 pub use proxy::{Faults, Proxy, Way};
 pub use raw::{Raw, Reply};
 pub use refill::{drain_and_refill, slack};
-pub use server::{Exit, PATIENCE, Server, exit_of};
+pub use server::{Exit, PATIENCE, Said, Server, exit_of, run};
 pub use tidegate_client::{Pushback, Refusal, Violation};
 pub use tidegate_proto::v1;
 /// Of the machine's monotonic clock; no test over the wire moves time.

@@ -1,8 +1,10 @@
 //! The server as a process of its own.
 
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +32,7 @@ pub struct Server {
     addresses: Addresses,
     log: Log,
     operator: OnceCell<Admin>,
-    _config: NamedTempFile,
+    _config: Option<NamedTempFile>,
 }
 
 /// How a server ended.
@@ -56,7 +58,22 @@ type Log = Arc<Mutex<VecDeque<String>>>;
 impl Server {
     /// Starts a server with that configuration, on free ports where it names none, and returns when it serves.
     pub fn start(config: &str) -> Self {
-        let (mut child, file) = spawn(config);
+        let (child, file) = spawn(config);
+        Self::serving(child, Some(file))
+    }
+
+    /// Starts a server on a file that the test may change later, on free ports whatever the file says, with those
+    /// variables in its environment, and returns when it serves.
+    pub fn start_on(file: &Path, variables: &[(&str, &str)]) -> Self {
+        let mut command = command(&["serve", "--config"]);
+        command.arg(file).envs(variables.iter().copied());
+        for listener in ["--listen", "--admin-listen", "--ops-listen"] {
+            command.args([listener, "127.0.0.1:0"]);
+        }
+        Self::serving(command.stderr(Stdio::piped()).spawn().expect("the server's binary starts"), None)
+    }
+
+    fn serving(mut child: Child, file: Option<NamedTempFile>) -> Self {
         let mut lines = BufReader::new(child.stderr.take().expect("stderr is piped"));
         let (log, mut line) = (Log::default(), String::new());
         let addresses = loop {
@@ -144,6 +161,20 @@ impl Server {
     /// Lets a stopped process go on.
     pub fn cont(&self) {
         self.signal(Signal::SIGCONT);
+    }
+
+    /// Asks the server to read its configuration again.
+    pub fn hang_up(&self) {
+        self.signal(Signal::SIGHUP);
+    }
+
+    /// Waits until that many lines with that text are in the end of the log.
+    pub async fn until_logged(&self, part: &str, times: usize) {
+        let start = Instant::now();
+        while self.log.lock().iter().filter(|line| line.contains(part)).count() < times {
+            assert!(start.elapsed() <= PATIENCE, "the log does not say {part:?} {times} times");
+            tokio::time::sleep(LOOK).await;
+        }
     }
 
     /// Asks the server to end.
@@ -236,18 +267,45 @@ pub async fn exit_of(config: &str) -> Exit {
     Exit { code: status.code(), took, log }
 }
 
+/// What a command that ends by itself said.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// Its exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// On its standard output.
+    pub out: String,
+    /// On its standard error.
+    pub err: String,
+}
+
+/// Runs `tidegate-server` with those arguments and variables. It must end by itself.
+pub async fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Said {
+    let file = || tempfile::tempfile().expect("a temporary file can be made");
+    let (mut out, mut err) = (file(), file());
+    let stdio = |file: &File| Stdio::from(file.try_clone().expect("a file can be shared"));
+    let mut command = command(arguments);
+    let child = command.envs(variables.iter().copied()).stdout(stdio(&out)).stderr(stdio(&err)).spawn();
+    let status = end_of(&mut child.expect("the server's binary starts")).await;
+    let text = |file: &mut File| {
+        let mut text = String::new();
+        file.rewind().and_then(|()| file.read_to_string(&mut text)).expect("what it said is UTF-8");
+        text
+    };
+    Said { code: status.code(), out: text(&mut out), err: text(&mut err) }
+}
+
+/// The server's binary, to be started quietly.
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(binary::path());
+    command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
+    command
+}
+
 fn spawn(config: &str) -> (Child, NamedTempFile) {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile().expect("a temporary file can be made");
     file.write_all(with_free_ports(config).as_bytes()).expect("a temporary file can be written");
-    let child = Command::new(binary::path())
-        .args(["serve", "--config"])
-        .arg(file.path())
-        .env_remove("RUST_LOG")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the server's binary starts");
+    let mut command = command(&["serve", "--config"]);
+    let child = command.arg(file.path()).stderr(Stdio::piped()).spawn().expect("the server's binary starts");
     (child, file)
 }
 

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use crate::decision::Invalid;
 
+mod merge;
+
 /// The highest `ceiling`.
 pub const MAX_CEILING: u32 = 1_000_000_000;
 /// The highest `max_queued`.

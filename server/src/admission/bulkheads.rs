@@ -5,18 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
-use dashmap::mapref::entry::Entry;
+use dashmap::mapref::entry::{Entry, VacantEntry};
 use parking_lot::Mutex;
 use tidegate_core::{Bulkhead, FencingToken, Mode, Reason, Room, Settings, Status};
 
 use super::ask::not_found;
 use super::audit::{Change, differences};
 use super::{Admission, Cell, DEFAULT, Refused, State, View};
+use crate::settings::Template;
 
 impl Admission {
-    /// Makes a bulkhead. One made again counts its fencing tokens from above those of the old one (R13).
+    /// Makes a bulkhead, with what the configuration says of all of them. One made again counts its fencing tokens from above those of the old one (R13).
     pub fn create(&self, change: &Change<'_>, name: &str, settings: Settings) -> Result<View, Refused> {
-        let cell = self.make(name, settings, false)?;
+        let settings = self.plan.lock().settings.apply(settings);
+        let cell = self.make(name, settings, None)?;
         // Nothing happened in it yet that time could have changed, and it has nothing to borrow for.
         let view = self.view(&cell, &cell.state.lock());
         self.audit.bulkhead(*change, cell.name.clone(), differences(None, Some(&view)));
@@ -41,7 +43,7 @@ impl Admission {
         })
     }
 
-    fn make(&self, name: &str, settings: Settings, dynamic: bool) -> Result<Arc<Cell>, Refused> {
+    fn make(&self, name: &str, settings: Settings, template: Option<Arc<Template>>) -> Result<Arc<Cell>, Refused> {
         if let Some(cell) = self.find_exact(name) {
             return Err(self.taken(&cell));
         }
@@ -51,6 +53,16 @@ impl Admission {
         if !self.caps.take_bulkhead() {
             return Err(Refused::early(Reason::ServerCapReached, name, None));
         }
+        Ok(self.place(vacant, settings, template))
+    }
+
+    /// Puts a bulkhead where there is none; the cap was asked.
+    pub(super) fn place(
+        &self,
+        vacant: VacantEntry<'_, Arc<str>, Arc<Cell>>,
+        settings: Settings,
+        template: Option<Arc<Template>>,
+    ) -> Arc<Cell> {
         let after = FencingToken::from_u64(self.floor.load(Ordering::Acquire));
         let incarnation = self.next_incarnation.fetch_add(1, Ordering::Relaxed);
         let room = Room { leases: 0, waiters: 0, remembered: 0 };
@@ -62,7 +74,8 @@ impl Admission {
             alarm: None,
             room,
             idle_since: None,
-            kept: !dynamic,
+            kept: template.is_none(),
+            template,
             revision: 0,
             leaving: false,
             told_expired: 0,
@@ -72,7 +85,7 @@ impl Admission {
         let cell = Arc::new(Cell { incarnation, name, counted_since, state: Mutex::new(state) });
         self.incarnations.insert(incarnation, cell.clone());
         vacant.insert(cell.clone());
-        Ok(cell)
+        cell
     }
 
     /// Why no bulkhead of that name can be made.
@@ -126,9 +139,16 @@ impl Admission {
         if let Some(cell) = self.find_exact(name) {
             return Ok(cell);
         }
-        if let Some(template) = self.templates.iter().find(|template| template.matches(name)) {
-            return match self.make(name, template.settings.clone(), true) {
-                Ok(cell) => Ok(cell),
+        let names = self.names.load_full();
+        if let Some(template) = names.templates.iter().find(|template| template.matches(name)) {
+            return match self.make(name, template.settings.clone(), Some(template.clone())) {
+                Ok(cell) => {
+                    // A reload that came meanwhile may not have seen it.
+                    if !Arc::ptr_eq(&names, &self.names.load()) {
+                        self.follow_template(&cell);
+                    }
+                    Ok(cell)
+                }
                 Err(refused) if refused.refusal.reason == Reason::ServerCapReached => Err(refused),
                 // Somebody else made it meanwhile.
                 Err(_) => self.find_or_make(name),

@@ -52,7 +52,7 @@ impl Admission {
         let used = state.bulkhead.occupied();
         if used != (Room { leases: 0, waiters: 0, remembered: 0 }) || state.kept {
             state.idle_since = None;
-        } else if now.since(*state.idle_since.get_or_insert(now)) >= self.settings.idle_after {
+        } else if now.since(*state.idle_since.get_or_insert(now)) >= self.names.load().idle_after {
             return self.bury(cell, &mut state);
         }
         let room = self.caps.take_back(state.room, used);

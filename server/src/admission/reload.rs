@@ -1,0 +1,183 @@
+//! The configuration is applied: at the start, and whenever it is read again. Leases and waiters stay.
+//!
+//! Two people decide about a bulkhead, who writes the file and an operator. What the file says counts when it differs from
+//! what it said last, value by value; until then the operator's value stays.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dashmap::mapref::entry::Entry;
+use tidegate_core::{Instant, Settings};
+
+use super::audit::differences;
+use super::{Admission, AuditChange, Cell, Change, State};
+use crate::cooldowns::Rules;
+use crate::settings::{Plan, ServerSettings, Template};
+
+/// Which names get a bulkhead, and for how long.
+#[derive(Debug)]
+pub(super) struct Names {
+    pub(super) idle_after: Duration,
+    /// In the order of the file.
+    pub(super) templates: Vec<Arc<Template>>,
+}
+
+impl Names {
+    pub(super) fn new(settings: &ServerSettings, templates: &[Template]) -> Self {
+        Self { idle_after: settings.idle_after, templates: templates.iter().cloned().map(Arc::new).collect() }
+    }
+}
+
+/// More new bulkheads than there is room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("[[bulkhead]]: the running server has no room for {0} more (max_bulkheads)")]
+pub struct NoRoom(pub usize);
+
+impl Admission {
+    /// Applies what the configuration says now, whole or not at all, and answers how many bulkheads that changed. It is refused only if
+    /// it has more new bulkheads than there is room for. What people said of bulkheads that the configuration does not
+    /// name stays; a bulkhead that it named before and names no more is deleted.
+    pub fn reload(&self, plan: Plan) -> Result<usize, NoRoom> {
+        let mut last = self.plan.lock();
+        let before: HashMap<&str, &Settings> = last.bulkheads.iter().map(|(name, of)| (&name[..], of)).collect();
+        let wanted: HashSet<&str> = plan.bulkheads.iter().map(|(name, _)| &name[..]).collect();
+        let differs = |(name, new): &&(String, Settings)| before.get(&name[..]) != Some(&new);
+        let different: Vec<_> = plan.bulkheads.iter().filter(differs).collect();
+        let absent: HashSet<&str> =
+            different.iter().map(|(name, _)| &name[..]).filter(|name| self.find_exact(name).is_none()).collect();
+        // From here on nothing can fail.
+        let mut room = self.take_bulkheads(absent.len())?;
+        self.names.store(Arc::new(Names::new(&plan.settings, &plan.templates)));
+        let settings = ServerSettings { max_partitions: last.settings.max_partitions, ..plan.settings.clone() };
+        self.cooldowns.set_rules(Rules::from(&settings));
+        self.note(&"".into(), server_changes(&last.settings, &plan.settings));
+        let mut changed = 0;
+        for (name, new) in different {
+            let made = absent.contains(&name[..]) && self.place_named(name, new);
+            room -= usize::from(made);
+            changed += usize::from(made || self.rewrite_named(name, before.get(&name[..]).copied(), new));
+        }
+        (0..room).for_each(|_| self.caps.give_bulkhead());
+        for name in before.keys().filter(|name| !wanted.contains(*name)) {
+            changed += usize::from(self.retire(name));
+        }
+        let cells: Vec<Arc<Cell>> = self.incarnations.iter().map(|cell| cell.clone()).collect();
+        for cell in cells.iter().filter(|cell| !wanted.contains(&*cell.name)) {
+            changed += usize::from(self.follow_template(cell) || self.follow_server(cell, &plan.settings));
+        }
+        *last = plan;
+        Ok(changed)
+    }
+
+    /// Room for that many bulkheads, or none.
+    fn take_bulkheads(&self, count: usize) -> Result<usize, NoRoom> {
+        for taken in 0..count {
+            if !self.caps.take_bulkhead() {
+                (0..taken).for_each(|_| self.caps.give_bulkhead());
+                return Err(NoRoom(count));
+            }
+        }
+        Ok(count)
+    }
+
+    /// Makes a bulkhead that the configuration names, unless somebody else just did.
+    fn place_named(&self, name: &str, settings: &Settings) -> bool {
+        let Entry::Vacant(vacant) = self.cells.entry(name.into()) else { return false };
+        let cell = self.place(vacant, settings.clone(), None);
+        let view = self.view(&cell, &cell.state.lock());
+        self.note(&cell.name, differences(None, Some(&view)))
+    }
+
+    /// The configuration says something else of a bulkhead than before, or speaks of it for the first time.
+    fn rewrite_named(&self, name: &str, old: Option<&Settings>, new: &Settings) -> bool {
+        let rewritten = self.on(name, Self::find, |cell, state, now| {
+            state.kept = true;
+            state.template = None;
+            // One that drains stays, and takes all that the configuration says.
+            let old = old.filter(|_| !state.leaving);
+            self.rewrite(cell, state, now, old, new)
+        });
+        // One that an operator deleted in this moment stays deleted.
+        rewritten.is_ok_and(|(_, changed)| changed)
+    }
+
+    /// The configuration names a bulkhead no more: its waiters are told, and it goes with its last lease.
+    fn retire(&self, name: &str) -> bool {
+        let there = self.bulkhead(name).is_ok_and(|view| !view.deleting);
+        there && self.delete(&Change::file(), name, true).is_ok()
+    }
+
+    /// A dynamic bulkhead takes what is different in the template that made it.
+    pub(super) fn follow_template(&self, cell: &Arc<Cell>) -> bool {
+        let (mut state, now) = self.enter(cell);
+        let Some(old) = state.template.clone().filter(|_| !state.dead && !state.leaving) else { return false };
+        let names = self.names.load();
+        let Some(new) = names.templates.iter().find(|template| template.pattern == old.pattern) else { return false };
+        state.template = Some(new.clone());
+        self.rewrite(cell, &mut state, now, Some(&old.settings), &new.settings)
+    }
+
+    /// A bulkhead that the configuration does not name takes what it says of all of them.
+    fn follow_server(&self, cell: &Arc<Cell>, settings: &ServerSettings) -> bool {
+        let (mut state, now) = self.enter(cell);
+        let old = state.bulkhead.settings().clone();
+        let new = settings.apply(old.clone());
+        !state.dead && !state.leaving && self.rewrite(cell, &mut state, now, Some(&old), &new)
+    }
+
+    /// What was `old` in the configuration is `new` there now.
+    fn rewrite(
+        &self,
+        cell: &Arc<Cell>,
+        state: &mut State,
+        now: Instant,
+        old: Option<&Settings>,
+        new: &Settings,
+    ) -> bool {
+        let settled = state.bulkhead.advance(now);
+        self.finish(cell, state, settled);
+        let before = self.view(cell, state);
+        state.leaving = false;
+        let merged = old.map_or_else(|| new.clone(), |old| before.settings.merge(old, new));
+        let limit = merged.limit();
+        if merged != before.settings {
+            let step = state.bulkhead.configure(now, merged);
+            self.finish(cell, state, step);
+        }
+        if old.is_none_or(|old| old.limit() != new.limit()) {
+            // Also if an operator moved the limit in force away from a start limit that is the same.
+            let step = state.bulkhead.set_limit(now, limit, None);
+            let _ = self.finish(cell, state, step);
+        }
+        let changes = differences(Some(&before), Some(&self.view(cell, state)));
+        state.revision += u64::from(!changes.is_empty());
+        self.note(&cell.name, changes)
+    }
+
+    /// Remembers what changed. Answers whether anything did.
+    fn note(&self, bulkhead: &Arc<str>, changes: Vec<AuditChange>) -> bool {
+        let changed = !changes.is_empty();
+        if changed {
+            self.audit.bulkhead(Change::file(), bulkhead.clone(), changes);
+        }
+        changed
+    }
+}
+
+/// What changed of what a reload takes of the server.
+fn server_changes(before: &ServerSettings, after: &ServerSettings) -> Vec<AuditChange> {
+    let spans = |of: &ServerSettings| {
+        [
+            ("min_retry_hint", of.min_retry_hint),
+            ("max_retry_hint", of.max_retry_hint),
+            ("max_cooldown", of.max_cooldown),
+            ("cooldown_grace", of.cooldown_grace),
+            ("ramp_step", of.ramp_step),
+            ("idle_after", of.idle_after),
+        ]
+    };
+    let told = |span: Duration| humantime::format_duration(span).to_string();
+    let pairs = spans(before).into_iter().zip(spans(after));
+    pairs.filter_map(|((key, before), (_, after))| AuditChange::between(key, told(before), told(after))).collect()
+}
