@@ -223,6 +223,13 @@ impl Server {
         Duration::from_millis(ticks * 10)
     }
 
+    /// The memory that it has resident, in bytes.
+    pub fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the server runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+    }
+
     /// How long the server itself stood still so far, as its log tells: what is late by that is not its fault (R6).
     pub fn stalled(&self) -> Duration {
         let log = self.log.lock();
