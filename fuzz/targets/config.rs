@@ -8,8 +8,8 @@ use tidegate_server::config::Config;
 fuzz_target!(|text: &str| {
     match Config::parse(text) {
         Ok(config) => {
-            let templates = config.templates.iter().map(|template| &template.settings);
-            config.bulkheads.iter().map(|(_, settings)| settings).chain(templates).for_each(check);
+            let templates = config.plan.templates.iter().map(|template| &template.settings);
+            config.plan.bulkheads.iter().map(|(_, settings)| settings).chain(templates).for_each(check);
         }
         Err(error) => assert!(!error.to_string().is_empty()),
     }

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{Acquire, Draft, Release, Settings};
-use tidegate_server::{Admission, Ask};
+use tidegate_server::{Admission, Ask, Change};
 use tokio::runtime::{Builder, Runtime};
 
 #[derive(Arbitrary, Debug)]
@@ -30,7 +30,9 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     let (admission, genuine) = runtime.block_on(async {
         let admission = Admission::default();
-        admission.create("db", Settings::try_from(Draft { limit: Some(1), ..Draft::default() }).unwrap()).unwrap();
+        admission
+            .create(&Change::default(), "db", Settings::try_from(Draft { limit: Some(1), ..Draft::default() }).unwrap())
+            .unwrap();
         let received = admission.clock().now();
         let ask = Ask { received, bulkhead: "db".into(), request_id: None, acquire: Acquire::default() };
         let genuine = admission.acquire(ask).await.unwrap().lease_id;
@@ -53,7 +55,7 @@ fuzz_target!(|text: Text| {
         }
     };
     let is_genuine = text == *genuine;
-    assert_eq!(admission.renew(&text).is_some(), is_genuine, "{text}");
+    assert_eq!(admission.renew(&text, None).is_some(), is_genuine, "{text}");
     assert_eq!(admission.partition_of(&text).is_some(), is_genuine, "{text}");
     if !is_genuine {
         assert_eq!(admission.release(&text), Release::Unknown, "{text}");

@@ -7,8 +7,8 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{
-    Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Instant, OnCooldown, Priority, Release, RequestKey, Room,
-    Settings, Stall, Step, WaiterId,
+    Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Instant, Mode, OnCooldown, Priority, Release, Renewal,
+    RequestKey, Room, Settings, Stall, Step, WaiterId,
 };
 use told::Told;
 
@@ -45,7 +45,9 @@ enum Operation {
     Leave(u8),
     Confirm(u8),
     GiveBack(u8),
-    SetLimit(u8),
+    SetLimit(u8, Option<u16>),
+    SetMode(u8),
+    Revoke(u8, bool),
     Configure(Rules),
     Stall(u16),
     Advance,
@@ -163,7 +165,7 @@ impl World {
             }
             Operation::Renew(which) => {
                 if let Some(token) = self.token(which) {
-                    let step = self.core.renew(now, token);
+                    let step = self.core.renew(now, token, None);
                     self.see(step);
                 }
             }
@@ -186,9 +188,22 @@ impl World {
                     self.see(step);
                 }
             }
-            Operation::SetLimit(limit) => {
-                let step = self.core.set_limit(now, limit.into());
+            Operation::SetLimit(limit, revert_after) => {
+                let step = self.core.set_limit(now, limit.into(), revert_after.map(millis));
                 let _ = self.see(step);
+            }
+            Operation::SetMode(mode) => {
+                let mode = [Mode::Enforcing, Mode::Shadow, Mode::Paused, Mode::Closed][usize::from(mode) % 4];
+                let step = self.core.set_mode(now, mode, "");
+                self.see(step);
+            }
+            Operation::Revoke(which, immediate) => {
+                if let Some(token) = self.token(which) {
+                    let step = self.core.revoke(now, token, immediate);
+                    self.see(step);
+                    let step = self.core.renew(now, token, None);
+                    assert!(!matches!(self.see(step), Renewal::Renewed { .. }), "R7: renewed no more");
+                }
             }
             Operation::Configure(rules) => {
                 if let Ok(settings) = settings(rules) {
@@ -236,7 +251,7 @@ impl World {
                     assert!(self.fits(), "R1: granted above the limit");
                 }
                 Effect::Refused(id, _) => self.waiting.retain(|waiting| *waiting != id),
-                Effect::Waits(_) | Effect::WaitsNoMore(_) => {}
+                Effect::Waits(_) | Effect::WaitsNoMore(_) | Effect::Reverted { .. } => {}
             }
         }
         step.answer
@@ -244,7 +259,7 @@ impl World {
 
     fn fits(&self) -> bool {
         let status = self.core.status();
-        status.running <= status.limit
+        status.running <= status.limit || self.core.settings().mode() == Mode::Shadow
     }
 
     fn token(&self, which: u8) -> Option<FencingToken> {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{Acquire, Draft, Release, Settings};
-use tidegate_server::{Admission, Ask, ServerSettings, Template, grpc};
+use tidegate_server::{Admission, Ask, Change, ServerSettings, Template, grpc};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
@@ -57,7 +57,7 @@ fn admission() -> Arc<Admission> {
     let server = ServerSettings { max_partitions: 2, max_bulkheads: 4, ..ServerSettings::default() };
     let template = Template { pattern: "made/*".into(), settings: settings.clone() };
     let admission = Admission::new(server, vec![template]);
-    admission.create("db", settings).unwrap();
+    admission.create(&Change::default(), "db", settings).unwrap();
     Arc::new(admission)
 }
 
@@ -86,7 +86,7 @@ async fn calls(admission: &Arc<Admission>, mut input: &[u8]) {
         }
     }
     for cooldown in admission.cooldowns(None, 100) {
-        admission.clear_cooldown(&cooldown.partition);
+        admission.clear_cooldown(&Change::default(), &cooldown.partition);
     }
     tokio::time::sleep(TTL + SLACK).await;
     for view in admission.bulkheads(None, 100) {
@@ -123,7 +123,7 @@ async fn call(admission: &Arc<Admission>, rpc: &str, timeout: Option<&str>, body
     }
     let request = request.body(tonic::body::Body::new(Full::new(Bytes::from(body)))).unwrap();
     let response = if rpc.starts_with("Admin") && !rpc.starts_with("Admission") {
-        grpc::admin_service(admission.clone()).oneshot(request).await.unwrap()
+        grpc::admin_service(admission.clone(), CancellationToken::new()).oneshot(request).await.unwrap()
     } else {
         grpc::admission_service(admission.clone(), CancellationToken::new()).oneshot(request).await.unwrap()
     };
