@@ -11,6 +11,7 @@ trap 'kill "${servers[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
 
 command -v h2load >/dev/null || { echo 'h2load is missing: install the package nghttp2-client'; exit 1; }
 cargo build --quiet --release -p tidegate-server --bins --examples
+cargo build --quiet --release -p tidegate-tests --bin figures
 target=${CARGO_TARGET_DIR:-target}/release
 
 cat >"$work/config.toml" <<'TOML'
@@ -66,5 +67,7 @@ done
 echo "processor time of the server for an Acquire, us: $(median <"$work/ours"), $RUNS runs of $CALLS calls, 64 in flight"
 echo "the same of a bare tonic echo, us:               $(median <"$work/bare")"
 echo "ratio in pairs:                                  $(median <"$work/ratio")"
+
+"$target/figures"
 
 cargo bench --quiet -p tidegate-core --bench figures

@@ -12,7 +12,8 @@
 #   # Test: -p tidegate-core --lib queue::tests::name
 #
 # `Test` holds arguments of `cargo test`. On the clean tree they must run a test and pass; with the mutant they must
-# build and fail. All happens in a copy under target/mutants/, so the work tree may change meanwhile.
+# build and fail. All happens in a copy under target/mutants/, so the work tree may change meanwhile; a second run in the
+# same work tree is refused while one goes on.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -21,6 +22,10 @@ out=$PWD/target/mutants
 tree=$out/tree
 logs=$out/logs
 export CARGO_TARGET_DIR=$out/target CARGO_INCREMENTAL=1 CARGO_TERM_COLOR=never
+
+mkdir -p "$out"
+exec 9>"$out/lock"
+flock --nonblock 9 || { echo "another run of the mutants goes on in this work tree ($out/lock)" >&2; exit 1; }
 
 # --- The copy -------------------------------------------------------------------------------------------------------
 
@@ -47,10 +52,20 @@ restore() {
 
 header() { sed -n "/^--- /q; /^# $1: */{s///p;q}" "$2"; }
 
+# build LOG ARG...: whether a test builds. Tests over the wire build the server when they run; one that does not compile
+# would look like a test that fails, so it is built here as well. (9 is the lock: no child may keep it.)
+build() {
+  local log=$1 && shift
+  if [[ " $* " == *' -p tidegate-tests '* ]]; then
+    cargo build -p tidegate-server </dev/null >>"$log" 2>&1 9>&- || return 1
+  fi
+  cargo test --no-run "$@" </dev/null >>"$log" 2>&1 9>&-
+}
+
 # run_test LOG ARG...: 0 passed, 124 out of time, else failed. In the background, so that Ctrl-C ends it.
 run_test() {
   local log=$1 && shift
-  timeout --kill-after=5 "$limit" cargo test "$@" </dev/null >>"$log" 2>&1 &
+  timeout --kill-after=5 "$limit" cargo test "$@" </dev/null >>"$log" 2>&1 9>&- &
   wait $!
 }
 
@@ -58,7 +73,7 @@ run_test() {
 check_clean() {
   local test=$1 log=$logs/clean_$((${#clean[@]} + 1)).log args
   read -ra args <<<"$test"
-  if ! cargo test --no-run "${args[@]}" </dev/null >"$log" 2>&1; then
+  if ! build "$log" "${args[@]}"; then
     clean[$test]="the clean tree does not build: $log"
   elif ! run_test "$log" "${args[@]}"; then
     clean[$test]="its test fails without it: $log"
@@ -82,7 +97,7 @@ try() {
     problem="does not apply: $log"
     return
   fi
-  if ! cargo test --no-run "${args[@]}" </dev/null >>"$log" 2>&1; then
+  if ! build "$log" "${args[@]}"; then
     problem="does not compile: $log"
   else
     run_test "$log" "${args[@]}" || status=$?

@@ -30,8 +30,9 @@ fn build() -> PathBuf {
     messages.lines().find_map(executable).expect("cargo tells where it put tidegate-server")
 }
 
-/// The target folder that this very test was built into: `<target>/<profile>/deps/<test>`.
+/// The target folder that this very program was built into: `<target>/<profile>/deps/<test>`, `<target>/<profile>/<binary>`.
 fn target_dir() -> PathBuf {
-    let test = std::env::current_exe().expect("a running test knows its path");
-    test.ancestors().nth(3).expect("cargo builds tests three folders deep").to_path_buf()
+    let program = std::env::current_exe().expect("a running program knows its path");
+    let folders = if program.parent().is_some_and(|folder| folder.ends_with("deps")) { 3 } else { 2 };
+    program.ancestors().nth(folders).expect("cargo builds that deep").to_path_buf()
 }

@@ -183,11 +183,34 @@ impl Server {
     }
 
     /// Asks the server to end, and waits until it has.
-    pub async fn terminate(mut self) -> Exit {
-        let start = Instant::now();
+    pub async fn terminate(self) -> Exit {
         self.ask_to_end();
+        self.ended().await
+    }
+
+    /// Waits until the server has ended.
+    pub async fn ended(mut self) -> Exit {
+        let start = Instant::now();
         let status = end_of(&mut self.child).await;
-        Exit { code: status.code(), took: start.elapsed(), log: text(&self.log) }
+        let took = start.elapsed();
+        // The other end of the pipe is closed; what was in it is still being read.
+        while Arc::strong_count(&self.log) > 1 {
+            tokio::time::sleep(LOOK).await;
+        }
+        Exit { code: status.code(), took, log: text(&self.log) }
+    }
+
+    /// Asks a server to end that long after its process was made, wherever it is by then.
+    pub async fn stopped_after(config: &str, delay: Duration) -> Exit {
+        let start = Instant::now();
+        let (mut child, _file) = spawn(config);
+        let log = Log::default();
+        drain(BufReader::new(child.stderr.take().expect("stderr is piped")), log.clone());
+        tokio::time::sleep(delay).await;
+        kill(Pid::from_raw(i32::try_from(child.id()).expect("process ids are small")), Signal::SIGTERM)
+            .expect("the server is our child");
+        let status = end_of(&mut child).await;
+        Exit { code: status.code(), took: start.elapsed(), log: text(&log) }
     }
 
     /// The processor time it has used so far, in user space and in the kernel.
@@ -198,6 +221,13 @@ impl Server {
         let ticks: u64 = rest.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum();
         // Linux shows them in hundredths of a second, whatever the kernel's own clock is.
         Duration::from_millis(ticks * 10)
+    }
+
+    /// The memory that it has resident, in bytes.
+    pub fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the server runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
     }
 
     /// How long the server itself stood still so far, as its log tells: what is late by that is not its fault (R6).

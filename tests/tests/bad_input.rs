@@ -249,7 +249,12 @@ async fn a_bad_renewal_or_question_of_operators_names_its_field_and_changes_noth
         bench.check(&what, bench.client.stub().renew(request).await, INVALID, Some("lease_ids")).await;
     }
     let admin = bench.server.admin().await.clone();
-    let set = |name: &str, limit, detail: String| v1::SetLimitRequest { name: name.into(), limit, detail };
+    let set = |name: &str, limit, detail: String| v1::SetLimitRequest {
+        name: name.into(),
+        limit,
+        detail,
+        ..Default::default()
+    };
     for (request, expected, field) in [
         (set("db", 0, String::new()), INVALID, Some("limit")),
         (set("db", 5, String::new()), INVALID, Some("limit")),

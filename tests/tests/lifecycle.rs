@@ -138,6 +138,9 @@ async fn a_server_ends_within_3_s_although_clients_keep_streams_and_calls_open()
     assert_eq!(exit.code, Some(0), "{}", exit.log);
     assert!(took < Duration::from_secs(3), "{took:?}");
     assert!(waiter.await.unwrap().is_err());
+    // It was told that the server drains, and then the server ended the stream.
+    let told = answers.next().await.unwrap().unwrap();
+    assert_eq!((told.seq, told.draining), (0, true));
     assert!(!matches!(answers.next().await, Some(Ok(_))), "the server ended the stream");
     drop(sender);
 }

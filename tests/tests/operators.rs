@@ -20,10 +20,10 @@ async fn w11_a_bulkhead_is_readable_at_any_time() {
     server.until("db", |now| now.queued == 1).await;
     server.admin().await.set_limit("db", 1).await;
 
-    let v1::Bulkhead { name, settings, status } = server.admin().await.bulkhead("db").await;
+    let v1::Bulkhead { name, settings, status, etag: _ } = server.admin().await.bulkhead("db").await;
     let (settings, status) = (settings.unwrap(), status.unwrap());
     assert_eq!(name, "db");
-    assert_eq!((settings.limit, settings.ceiling, settings.max_queued), (2, 5, 7));
+    assert_eq!((settings.limit, settings.ceiling, settings.max_queued), (Some(2), Some(5), Some(7)));
     assert_eq!(
         (settings.max_wait, settings.lease_ttl, settings.max_lease_ttl, settings.aging_step),
         (seconds(60), seconds(3), seconds(20), seconds(3))
@@ -36,7 +36,7 @@ async fn w11_a_bulkhead_is_readable_at_any_time() {
 
     // What nobody wrote down has its default.
     let plain = server.admin().await.bulkhead("plain").await.settings.unwrap();
-    assert_eq!((plain.limit, plain.ceiling, plain.max_queued), (3, 3, 24));
+    assert_eq!((plain.limit, plain.ceiling, plain.max_queued), (Some(3), Some(3), Some(24)));
     assert_eq!(
         (plain.max_wait, plain.lease_ttl, plain.max_lease_ttl, plain.aging_step),
         (seconds(2), seconds(3), seconds(3), millis(500))

@@ -170,7 +170,71 @@ async fn provoke(reason: Reason, server: &Server) -> (Row, Vec<(&'static str, St
             client.release(&held.lease_id).await;
             (row(Code::Aborted), refused)
         }
+        Reason::BulkheadClosed => {
+            let held = client.take("db").await;
+            let waiter = client.start(ask("db"));
+            server.until("db", |now| now.queued == 1).await;
+            set_mode(server, "db", v1::Mode::Closed).await;
+            let refused = vec![acquire(ask("db")).await, ("Acquire", waiter.await.unwrap().unwrap_err())];
+            assert!(refused.iter().all(|(_, status)| status.message().contains("moved away")), "{refused:?}");
+            set_mode(server, "db", v1::Mode::Enforcing).await;
+            client.release(&held.lease_id).await;
+            (row(Code::FailedPrecondition), refused)
+        }
+        Reason::Draining => {
+            let stopping = Server::start(CONFIG);
+            let client = stopping.client().await;
+            let held = client.take("db").await;
+            let waiter = client.start(ask("db"));
+            stopping.until("db", |now| now.queued == 1).await;
+            stopping.ask_to_end();
+            let waited = waiter.await.unwrap().unwrap_err();
+            let refused = vec![("Acquire", waited), ("Acquire", client.acquire(ask("db")).await.unwrap_err())];
+            client.release(&held.lease_id).await;
+            (Row { code: Code::Unavailable, ..busy(1_000..=2_000) }, refused)
+        }
+        Reason::LeaseNotFound => {
+            let request = v1::RevokeLeaseRequest { bulkhead: "db".into(), fencing_token: 1, ..Default::default() };
+            (row(Code::NotFound), vec![("RevokeLease", admin.stub().revoke_lease(request).await.unwrap_err())])
+        }
+        Reason::BulkheadExists => {
+            let settings = Some(v1::BulkheadSettings { limit: Some(1), ..Default::default() });
+            let create = v1::CreateBulkheadRequest { name: "db".into(), settings, ..Default::default() };
+            (
+                row(Code::AlreadyExists),
+                vec![("CreateBulkhead", admin.stub().create_bulkhead(create).await.unwrap_err())],
+            )
+        }
+        Reason::BulkheadInUse => {
+            let held = client.take("db").await;
+            let delete = v1::DeleteBulkheadRequest { name: "db".into(), ..Default::default() };
+            let refused = vec![("DeleteBulkhead", admin.stub().delete_bulkhead(delete).await.unwrap_err())];
+            client.release(&held.lease_id).await;
+            (row(Code::FailedPrecondition), refused)
+        }
+        Reason::EtagMismatch => {
+            let etag = || "another".to_owned();
+            let limit = v1::SetLimitRequest { name: "db".into(), limit: 1, etag: etag(), ..Default::default() };
+            let mode = v1::Mode::Paused.into();
+            let mode = v1::SetModeRequest { name: "db".into(), mode, etag: etag(), ..Default::default() };
+            let bulkhead = Some(v1::Bulkhead { name: "db".into(), etag: etag(), ..Default::default() });
+            let update = v1::UpdateBulkheadRequest { bulkhead, ..Default::default() };
+            let delete = v1::DeleteBulkheadRequest { name: "db".into(), etag: etag(), ..Default::default() };
+            let refused = vec![
+                ("SetLimit", admin.stub().set_limit(limit).await.unwrap_err()),
+                ("SetMode", admin.stub().set_mode(mode).await.unwrap_err()),
+                ("UpdateBulkhead", admin.stub().update_bulkhead(update).await.unwrap_err()),
+                ("DeleteBulkhead", admin.stub().delete_bulkhead(delete).await.unwrap_err()),
+            ];
+            (row(Code::Aborted), refused)
+        }
     }
+}
+
+async fn set_mode(server: &Server, name: &str, mode: v1::Mode) {
+    let request =
+        v1::SetModeRequest { name: name.into(), mode: mode.into(), detail: "moved away".into(), ..Default::default() };
+    server.admin().await.stub().set_mode(request).await.unwrap();
 }
 
 fn with_id(request_id: &str) -> v1::AcquireRequest {
@@ -223,7 +287,7 @@ async fn p20_every_reason_has_its_code_details_hint_and_trailers() {
             rows += 1;
         }
     }
-    exercised("rows of the refusal table", rows, 18);
+    exercised("rows of the refusal table", rows, 28);
     for bulkhead in ["db", "full", "displacing", "last"] {
         drain_and_refill(&server, bulkhead).await;
     }

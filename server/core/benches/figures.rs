@@ -7,10 +7,7 @@ use std::collections::VecDeque;
 use std::hint::black_box;
 use std::time::Duration;
 
-use tidegate_core::{
-    Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Holder, Instant, OnCooldown, Priority, RequestKey,
-    Settings,
-};
+use tidegate_core::{Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Holder, Instant, RequestKey, Settings};
 
 const RUNS: usize = 9;
 const OPS: u64 = 1_000_000;
@@ -35,23 +32,6 @@ fn bulkhead(limit: u32, max_queued: u32) -> Bulkhead {
     Bulkhead::new(Settings::try_from(draft).unwrap(), FencingToken::default())
 }
 
-fn ask() -> Acquire {
-    Acquire {
-        permits: 1,
-        priority: Priority::Normal,
-        max_wait: None,
-        deadline: None,
-        answer_by: None,
-        ttl: None,
-        request: None,
-        fingerprint: 0,
-        partition: None,
-        cooldown: None,
-        on_cooldown: OnCooldown::Refuse,
-        holder: Holder::default(),
-    }
-}
-
 /// Ten million operations first, so that a minute of ended leases is remembered and the oldest are being forgotten.
 fn alone() -> f64 {
     let mut bulkhead = bulkhead(1, 8);
@@ -59,7 +39,9 @@ fn alone() -> f64 {
     let mut turn = |ops: u64| {
         for _ in 0..ops {
             now = now + STEP;
-            let Decision::Granted(grant) = bulkhead.acquire(now, black_box(ask())).answer else { unreachable!() };
+            let Decision::Granted(grant) = bulkhead.acquire(now, black_box(Acquire::default())).answer else {
+                unreachable!()
+            };
             let _ = black_box(bulkhead.release(now, grant.token));
         }
     };
@@ -73,16 +55,18 @@ fn crowd() -> f64 {
     let mut now = Instant::ORIGIN;
     let mut held = VecDeque::new();
     for _ in 0..100_000 {
-        let Decision::Granted(grant) = bulkhead.acquire(now, ask()).answer else { unreachable!() };
+        let Decision::Granted(grant) = bulkhead.acquire(now, Acquire::default()).answer else { unreachable!() };
         held.push_back(grant.token);
     }
     for _ in 0..10_000 {
-        let _ = bulkhead.acquire(now, ask());
+        let _ = bulkhead.acquire(now, Acquire::default());
     }
     let mut turn = |ops: u64| {
         for _ in 0..ops {
             now = now + STEP;
-            let Decision::Queued(_) = black_box(bulkhead.acquire(now, black_box(ask())).answer) else { unreachable!() };
+            let Decision::Queued(_) = black_box(bulkhead.acquire(now, black_box(Acquire::default())).answer) else {
+                unreachable!()
+            };
             let released = bulkhead.release(now, held.pop_front().unwrap());
             let Some(&Effect::Granted(_, grant)) = released.effects.first() else { unreachable!() };
             held.push_back(grant.token);
@@ -114,7 +98,8 @@ fn memory() {
         let holder = Holder { name: "worker-0123456789".into(), address: Some(([127, 0, 0, 1], 80).into()) };
         let index = usize::try_from(request % 10_000).unwrap();
         let request = Some(RequestKey { identity: 0, request });
-        let answer = bulkheads[index].acquire(Instant::ORIGIN, Acquire { request, holder, ..ask() }).answer;
+        let answer =
+            bulkheads[index].acquire(Instant::ORIGIN, Acquire { request, holder, ..Acquire::default() }).answer;
         assert!(matches!(answer, Decision::Granted(_)));
     }
     let full = resident();

@@ -89,6 +89,26 @@ pub struct Acquire {
     pub holder: Holder,
 }
 
+/// For one permit, on the bulkhead's own terms; a cooldown refuses it.
+impl Default for Acquire {
+    fn default() -> Self {
+        Self {
+            permits: 1,
+            priority: Priority::default(),
+            max_wait: None,
+            deadline: None,
+            answer_by: None,
+            ttl: None,
+            request: None,
+            fingerprint: 0,
+            partition: None,
+            cooldown: None,
+            on_cooldown: OnCooldown::default(),
+            holder: Holder::default(),
+        }
+    }
+}
+
 /// Who asks or has a lease, as operators see it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holder {

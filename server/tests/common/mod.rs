@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::{Acquire, Draft, Holder, OnCooldown, Priority, Settings};
+use tidegate_core::{Acquire, Draft, Settings};
 use tidegate_server::{Admission, Ask, Change, Granted, Refused};
 
 pub(crate) const TTL: Duration = Duration::from_secs(10);
@@ -38,20 +38,7 @@ pub(crate) fn ask(admission: &Admission, request_id: Option<&str>) -> Ask {
         received: admission.clock().now(),
         bulkhead: "db".into(),
         request_id: request_id.map(Into::into),
-        acquire: Acquire {
-            permits: 1,
-            priority: Priority::Normal,
-            max_wait: None,
-            deadline: None,
-            answer_by: None,
-            ttl: None,
-            request: None,
-            fingerprint: 0,
-            partition: None,
-            cooldown: None,
-            on_cooldown: OnCooldown::Refuse,
-            holder: Holder::default(),
-        },
+        acquire: Acquire::default(),
     }
 }
 

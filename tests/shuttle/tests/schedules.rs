@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use shuttle::future::block_on;
 use shuttle::thread;
-use tidegate_core::{Acquire, Draft, Holder, OnCooldown, Priority, Reason, Release};
+use tidegate_core::{Acquire, Draft, OnCooldown, Reason, Release};
 use tidegate_server::{Admission, Ask, Change, Granted, Refused};
 
 /// How many schedules: quick, in CI, in a soak.
@@ -47,18 +47,9 @@ fn ask(admission: &Admission, request_id: Option<&str>, waits: bool) -> Ask {
         bulkhead: "db".into(),
         request_id: request_id.map(Into::into),
         acquire: Acquire {
-            permits: 1,
-            priority: Priority::Normal,
             max_wait: (!waits).then_some(Duration::ZERO),
-            deadline: None,
-            answer_by: None,
-            ttl: None,
-            request: None,
-            fingerprint: 0,
-            partition: None,
-            cooldown: None,
             on_cooldown: OnCooldown::Wait,
-            holder: Holder::default(),
+            ..Acquire::default()
         },
     }
 }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tidegate_core::{
-    Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Grant, Holder, Instant, Invalid, OnCooldown, Priority,
-    Reason, Refusal, Release, Renewal, RequestKey, Room, Settings, Stall, Status, WaiterId,
+    Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Grant, Instant, Invalid, OnCooldown, Reason, Refusal,
+    Release, Renewal, RequestKey, Room, Settings, Stall, Status, WaiterId,
 };
 
 use super::told::Told;
@@ -44,20 +44,7 @@ pub fn limit(limit: u32) -> Draft {
 
 /// A plain request.
 pub fn ask(permits: u32) -> Acquire {
-    Acquire {
-        permits,
-        priority: Priority::Normal,
-        max_wait: None,
-        deadline: None,
-        answer_by: None,
-        ttl: None,
-        request: None,
-        fingerprint: 0,
-        partition: None,
-        cooldown: None,
-        on_cooldown: OnCooldown::Refuse,
-        holder: Holder::default(),
-    }
+    Acquire { permits, ..Acquire::default() }
 }
 
 /// A request for one permit for a partition.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tidegate_core::{
-    Acquire, Draft, FencingToken, Grant, Holder, Instant, Mode, OnCooldown, Priority, QueuedWaiter, Reason, Refusal,
-    Release, Renewal, RequestKey, Room, Settings, Totals,
+    Acquire, Draft, FencingToken, Grant, Instant, Mode, OnCooldown, Priority, QueuedWaiter, Reason, Refusal, Release,
+    Renewal, RequestKey, Room, Settings, Totals,
 };
 
 pub fn number<T: std::str::FromStr>(word: &str) -> Result<T, String> {
@@ -74,20 +74,7 @@ pub fn room(words: &[&str]) -> Result<Room, String> {
 /// `2 critical wait 1s request r1`: a request for permits.
 pub fn acquire(words: &[&str]) -> Result<Acquire, String> {
     let [permits, rest @ ..] = words else { return Err("how many permits?".into()) };
-    let mut ask = Acquire {
-        permits: number(permits)?,
-        priority: Priority::Normal,
-        max_wait: None,
-        deadline: None,
-        answer_by: None,
-        ttl: None,
-        request: None,
-        fingerprint: 0,
-        partition: None,
-        cooldown: None,
-        on_cooldown: OnCooldown::Refuse,
-        holder: Holder::default(),
-    };
+    let mut ask = Acquire { permits: number(permits)?, ..Acquire::default() };
     let mut rest = rest;
     while !rest.is_empty() {
         rest = match rest {
