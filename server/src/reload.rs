@@ -66,7 +66,7 @@ impl Reloads {
     pub(crate) async fn run(self, running: Running, admission: Arc<Admission>) {
         let Self { sources, mut hangup, mut changed, watcher } = self;
         let Running { text, effective: started } = running;
-        let mut told = Told { sources, text, started, admission, applied: 0, refused: 0 };
+        let mut told = Told { sources, text: Some(text), started, admission, applied: 0, refused: 0 };
         // The file may have changed between being read and being watched.
         let mut asked = false;
         loop {
@@ -105,8 +105,8 @@ fn is_reading(kind: EventKind) -> bool {
 /// What the server was told last.
 struct Told {
     sources: Sources,
-    /// What stands in the file, as far as we have looked.
-    text: String,
+    /// What stands in the file, as far as we have looked; `None`: it cannot be read.
+    text: Option<String>,
     /// What the server was started with.
     started: Effective,
     admission: Arc<Admission>,
@@ -117,20 +117,16 @@ struct Told {
 impl Told {
     /// Reloads if the file says something else than before.
     fn look(&mut self) {
-        match self.sources.text() {
-            Ok(text) if text == self.text => {}
-            _ => {
-                info!(file = %self.sources.path().display(), "the configuration changed: reading it again");
-                self.reload();
-            }
+        if self.sources.text().ok() != self.text {
+            info!(file = %self.sources.path().display(), "the configuration changed: reading it again");
+            self.reload();
         }
     }
 
     fn reload(&mut self) {
-        let read = self.sources.text().map_err(|fault| ConfigError(vec![fault])).and_then(|text| {
-            self.text = text;
-            Config::build(&self.sources, &self.text)
-        });
+        let text = self.sources.text();
+        self.text = text.clone().ok();
+        let read = text.map_err(|fault| ConfigError(vec![fault])).and_then(|text| Config::build(&self.sources, &text));
         match read {
             Ok(config) => self.apply(config),
             Err(error) => {

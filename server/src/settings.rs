@@ -60,6 +60,12 @@ impl ServerSettings {
         }
     }
 
+    /// What holds of `new` without a restart: caps stay as they are.
+    pub(crate) fn reloaded(&self, new: Self) -> Self {
+        let Self { max_bulkheads, max_leases, max_waiters, max_partitions, max_remembered, .. } = *self;
+        Self { max_bulkheads, max_leases, max_waiters, max_partitions, max_remembered, ..new }
+    }
+
     /// Settings of a bulkhead with what all of them have in common.
     pub(crate) fn apply(&self, settings: Settings) -> Settings {
         let Draft { ramp_step, min_retry_hint, max_retry_hint, .. } = self.shared();
@@ -96,5 +102,18 @@ impl Template {
             Some(beginning) => name.starts_with(beginning),
             None => name == self.pattern,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reload_takes_times_and_no_caps() {
+        let (old, day) = (ServerSettings::default(), Duration::from_hours(24));
+        let times = ServerSettings { max_cooldown: day, ramp_step: Duration::ZERO, idle_after: day, ..old.clone() };
+        let caps = ServerSettings { max_partitions: 1, max_bulkheads: 2, max_leases: 3, ..times.clone() };
+        assert_eq!(old.reloaded(ServerSettings { max_waiters: 4, max_remembered: 5, ..caps }), times);
     }
 }

@@ -183,6 +183,16 @@ async fn an_operators_limit_stays_until_the_file_says_another() {
     admin.set_limit("db", 2).await;
     file.replace(&db(5, "max_wait='9s'"));
     until_limit(&server, "db", 5).await;
+    // Also if an operator moved the start limit there before, and then the limit in force.
+    let settings = Some(v1::BulkheadSettings { limit: Some(6), ..Default::default() });
+    let bulkhead = Some(v1::Bulkhead { name: "db".into(), settings, ..Default::default() });
+    let request = v1::UpdateBulkheadRequest { bulkhead, ..Default::default() };
+    admin.stub().update_bulkhead(request).await.unwrap();
+    admin.set_limit("db", 2).await;
+    file.replace(&db(6, "max_wait='9s'"));
+    until_limit(&server, "db", 6).await;
+    file.replace(&db(5, "max_wait='9s'"));
+    until_limit(&server, "db", 5).await;
     admin.set_limit("db", 16).await;
     file.replace(&db(5, "max_wait='9s'").replace("ceiling=16", "ceiling=7"));
     until_limit(&server, "db", 7).await;

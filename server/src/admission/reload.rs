@@ -35,11 +35,12 @@ impl Names {
 pub struct NoRoom(pub usize);
 
 impl Admission {
-    /// Applies what the configuration says now, whole or not at all, and answers how many bulkheads that changed. It is refused only if
-    /// it has more new bulkheads than there is room for. What people said of bulkheads that the configuration does not
-    /// name stays; a bulkhead that it named before and names no more is deleted.
+    /// Applies what the configuration says now, whole or not at all, and answers how many bulkheads that changed. It is
+    /// refused only if it has more new bulkheads than there is room for. What people said of bulkheads that the
+    /// configuration does not name stays; one that it named before and names no more is deleted.
     pub fn reload(&self, plan: Plan) -> Result<usize, NoRoom> {
         let mut last = self.plan.lock();
+        let plan = Plan { settings: last.settings.reloaded(plan.settings), ..plan };
         let before: HashMap<&str, &Settings> = last.bulkheads.iter().map(|(name, of)| (&name[..], of)).collect();
         let wanted: HashSet<&str> = plan.bulkheads.iter().map(|(name, _)| &name[..]).collect();
         let differs = |(name, new): &&(String, Settings)| before.get(&name[..]) != Some(&new);
@@ -49,8 +50,7 @@ impl Admission {
         // From here on nothing can fail.
         let mut room = self.take_bulkheads(absent.len())?;
         self.names.store(Arc::new(Names::new(&plan.settings, &plan.templates)));
-        let settings = ServerSettings { max_partitions: last.settings.max_partitions, ..plan.settings.clone() };
-        self.cooldowns.set_rules(Rules::from(&settings));
+        self.cooldowns.set_rules(Rules::from(&plan.settings));
         self.note(&"".into(), server_changes(&last.settings, &plan.settings));
         let mut changed = 0;
         for (name, new) in different {
@@ -93,9 +93,9 @@ impl Admission {
     fn rewrite_named(&self, name: &str, old: Option<&Settings>, new: &Settings) -> bool {
         let rewritten = self.on(name, Self::find, |cell, state, now| {
             state.kept = true;
+            // One that drains stays. It takes all that the configuration says of it, as one does that a template made.
+            let old = old.filter(|_| !state.leaving && state.template.is_none());
             state.template = None;
-            // One that drains stays, and takes all that the configuration says.
-            let old = old.filter(|_| !state.leaving);
             self.rewrite(cell, state, now, old, new)
         });
         // One that an operator deleted in this moment stays deleted.
