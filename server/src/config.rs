@@ -10,7 +10,7 @@ use serde::Deserialize;
 use tidegate_core::{Draft, Invalid, Settings};
 
 use crate::name;
-use crate::settings::{ServerSettings, Template};
+use crate::settings::{ServerSettings, Template, TransportSettings};
 
 /// All that the server is told at its start.
 #[derive(Debug)]
@@ -34,10 +34,8 @@ pub struct ServerConfig {
     pub admin_listen: SocketAddr,
     /// For probes.
     pub ops_listen: SocketAddr,
-    /// A silent connection is asked for a sign of life after this time, 1 s to 1 h.
-    pub keepalive_interval: Duration,
-    /// It is dropped when none comes within this time, 1 s to 1 h.
-    pub keepalive_timeout: Duration,
+    /// What connections are granted.
+    pub transport: TransportSettings,
 }
 
 /// Why a configuration is refused.
@@ -163,6 +161,14 @@ struct RawServer {
     #[serde(default, with = "humantime_serde")]
     keepalive_timeout: Option<Duration>,
     #[serde(default, with = "humantime_serde")]
+    handshake_timeout: Option<Duration>,
+    #[serde(default, with = "humantime_serde")]
+    max_connection_age: Option<Duration>,
+    max_connections: Option<usize>,
+    max_connections_per_address: Option<usize>,
+    max_streams_per_connection: Option<u32>,
+    max_memory: Option<u64>,
+    #[serde(default, with = "humantime_serde")]
     min_retry_hint: Option<Duration>,
     #[serde(default, with = "humantime_serde")]
     max_retry_hint: Option<Duration>,
@@ -227,10 +233,6 @@ impl RawServer {
     fn admission(&self) -> Result<ServerSettings, Invalid> {
         let (second, hour) = (Duration::from_secs(1), Duration::from_hours(1));
         let default = ServerSettings::default();
-        let at_least_one = |field, value: Option<usize>, default| match value.unwrap_or(default) {
-            0 => Err(Invalid { field, allowed: "at least 1, not 0".into() }),
-            some => Ok(some),
-        };
         Ok(ServerSettings {
             max_cooldown: span("max_cooldown", self.max_cooldown, default.max_cooldown, second, hour * 24)?,
             cooldown_grace: span("cooldown_grace", self.cooldown_grace, default.cooldown_grace, Duration::ZERO, hour)?,
@@ -245,6 +247,55 @@ impl RawServer {
     }
 }
 
+impl RawServer {
+    fn transport(&self) -> Result<TransportSettings, Invalid> {
+        let (second, minute, hour) = (Duration::from_secs(1), Duration::from_mins(1), Duration::from_hours(1));
+        let default = TransportSettings::default();
+        Ok(TransportSettings {
+            keepalive_interval: span(
+                "keepalive_interval",
+                self.keepalive_interval,
+                default.keepalive_interval,
+                second,
+                hour,
+            )?,
+            keepalive_timeout: span(
+                "keepalive_timeout",
+                self.keepalive_timeout,
+                default.keepalive_timeout,
+                second,
+                hour,
+            )?,
+            handshake_timeout: span(
+                "handshake_timeout",
+                self.handshake_timeout,
+                default.handshake_timeout,
+                second,
+                minute,
+            )?,
+            max_connection_age: span(
+                "max_connection_age",
+                self.max_connection_age,
+                default.max_connection_age,
+                second,
+                hour * 24 * 7,
+            )?,
+            max_connections: at_least_one("max_connections", self.max_connections, default.max_connections)?,
+            max_connections_per_address: at_least_one(
+                "max_connections_per_address",
+                self.max_connections_per_address,
+                default.max_connections_per_address,
+            )?,
+            max_streams_per_connection: at_least_one(
+                "max_streams_per_connection",
+                self.max_streams_per_connection,
+                default.max_streams_per_connection,
+            )?,
+            max_memory: self.max_memory.unwrap_or(default.max_memory),
+        })
+    }
+}
+
 impl TryFrom<RawServer> for ServerConfig {
     type Error = Invalid;
 
@@ -254,14 +305,14 @@ impl TryFrom<RawServer> for ServerConfig {
             listen: raw.listen.unwrap_or(local(7600)),
             admin_listen: raw.admin_listen.unwrap_or(local(7601)),
             ops_listen: raw.ops_listen.unwrap_or(local(9464)),
-            keepalive_interval: keepalive("keepalive_interval", raw.keepalive_interval, 10)?,
-            keepalive_timeout: keepalive("keepalive_timeout", raw.keepalive_timeout, 5)?,
+            transport: raw.transport()?,
         })
     }
 }
 
-fn keepalive(field: &'static str, value: Option<Duration>, default: u64) -> Result<Duration, Invalid> {
-    span(field, value, Duration::from_secs(default), Duration::from_secs(1), Duration::from_hours(1))
+fn at_least_one<T: From<u8> + PartialEq>(field: &'static str, value: Option<T>, default: T) -> Result<T, Invalid> {
+    let value = value.unwrap_or(default);
+    if value == T::from(0) { Err(Invalid { field, allowed: "at least 1, not 0".into() }) } else { Ok(value) }
 }
 
 fn span(
@@ -314,6 +365,12 @@ mod tests {
         check(&format!("{one}pattern='x*'"), "[[bulkhead]] pattern must not be there");
         check(&format!("{one}[server]\nmax_leases=0"), "[server] max_leases must be at least 1");
         check(&format!("{one}[server]\nramp_step='2m'"), "[server] ramp_step must be 0ns to 60s");
+        for cap in ["max_connections", "max_connections_per_address", "max_streams_per_connection"] {
+            check(&format!("{one}[server]\n{cap}=0"), &format!("[server] {cap} must be at least 1, not 0"));
+        }
+        check(&format!("{one}[server]\nhandshake_timeout='2m'"), "[server] handshake_timeout must be 1s to 60s");
+        check(&format!("{one}[server]\nmax_connection_age='8d'"), "[server] max_connection_age must be 1s to 604800s");
+        check(&format!("{one}[server]\nmax_memory=-1"), "max_memory");
         check("[[bulkhead]]\nname='db'", "[[bulkhead]] \"db\": limit must be given");
         check(&format!("{one}limits=3"), "unknown field `limits`");
         check(&format!("{one}[server]\nport=3"), "unknown field `port`");

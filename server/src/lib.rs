@@ -10,10 +10,13 @@ mod cooldowns;
 pub mod grpc;
 mod name;
 mod ops;
+mod pressure;
 mod seal;
 mod settings;
 mod ticker;
+mod transport;
 mod waiting;
+mod waits;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -28,7 +31,8 @@ use tracing::{info, warn};
 pub use admission::{Admission, Ask, Conflict, CooldownView, DEFAULT, Granted, LeaseView, Refused, View};
 pub use clock::Clock;
 use config::{Config, ServerConfig};
-pub use settings::{ServerSettings, Template};
+pub use settings::{ServerSettings, Template, TransportSettings};
+pub use waits::Waits;
 
 /// After a stop was asked for, open calls may end by themselves for this long.
 const STOP_BOUND: Duration = Duration::from_secs(2);
@@ -72,7 +76,7 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
     let stopping = CancellationToken::new();
     let probes = tokio::spawn(ops::serve(ops, stopping.clone()));
     let serve = async {
-        tokio::try_join!(
+        tokio::join!(
             grpc::serve_admission(&server, listener, admission.clone(), stopping.clone()),
             grpc::serve_admin(&server, admin, admission.clone(), stopping.clone()),
         )
@@ -80,16 +84,12 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
     tokio::pin!(serve);
     info!(admission = %addresses.0, admin = %addresses.1, ops = %addresses.2, "serving");
     tokio::select! {
-        served = &mut serve => {
-            served?;
-        }
+        _ = &mut serve => {}
         () = shutdown => {
             info!("stopping");
             stopping.cancel();
             // A graceful stop waits for every open stream, for ever if a client keeps one.
-            if let Ok(served) = tokio::time::timeout(STOP_BOUND, serve).await {
-                served?;
-            } else {
+            if tokio::time::timeout(STOP_BOUND, serve).await.is_err() {
                 warn!("calls were still open; their connections are cut");
             }
         }

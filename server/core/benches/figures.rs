@@ -48,6 +48,7 @@ fn ask() -> Acquire {
         partition: None,
         cooldown: None,
         on_cooldown: OnCooldown::Refuse,
+        crowded: false,
         holder: Holder::default(),
     }
 }

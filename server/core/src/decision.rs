@@ -78,6 +78,8 @@ pub struct Acquire {
     pub cooldown: Option<Instant>,
     /// What to do while it lasts.
     pub on_cooldown: OnCooldown,
+    /// The shell has no room for one more waiter: this one is granted at once or refused (R14).
+    pub crowded: bool,
     /// Who asks, for operators to see.
     pub holder: Holder,
 }

@@ -1,33 +1,42 @@
-//! The services on the wire, and the transport they are served on. The only module that sees both protobuf and core.
+//! The services on the wire. The only module that sees both protobuf and core.
 
 mod admin;
 mod bulkhead;
 mod convert;
 mod status;
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Duration;
 
+use futures_util::future::Either;
+use hyper::body::Incoming;
 use tidegate_proto::v1::admin_service_server::AdminServiceServer;
 use tidegate_proto::v1::admission_service_server::AdmissionServiceServer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::server::NamedService;
-use tonic::transport::Server;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::service::Routes;
+use tonic::transport::server::TcpConnectInfo;
 use tonic_health::server::HealthReporter;
+use tower::Service;
 
 pub use admin::AdminApi;
 pub use bulkhead::AdmissionApi;
 
 use crate::admission::Admission;
 use crate::config::ServerConfig;
+use crate::pressure::{Pressure, Rung};
+use crate::transport::{self, Connection, For};
 
 /// 1,000 lease ids fit; nobody has more to say.
 const LARGEST_REQUEST: usize = 256 << 10;
 const LARGEST_ADMIN_REQUEST: usize = 1 << 20;
 const LARGEST_RESPONSE: usize = 1 << 20;
+/// How the paths begin that are answered however short memory is: they free some, keep what was granted (both forms of
+/// Renew), or tell that we live.
+const SPARED: [&str; 3] =
+    ["/tidegate.v1.AdmissionService/Release", "/tidegate.v1.AdmissionService/Renew", "/grpc.health.v1.Health/"];
 
 /// `AdmissionService` as a tower service.
 pub fn admission_service(
@@ -52,28 +61,38 @@ pub(crate) async fn serve_admission(
     listener: TcpListener,
     admission: Arc<Admission>,
     stopping: CancellationToken,
-) -> Result<(), tonic::transport::Error> {
+) {
     let service = admission_service(admission, stopping.clone());
-    let (reporter, router) = router(config, &service).await;
-    let stop = sign_off(reporter, &service, stopping);
-    router.add_service(service).serve_with_incoming_shutdown(incoming(listener), stop).await
+    let (reporter, routes) = routes(&service).await;
+    let pressure = Pressure::default();
+    let answer = answer(routes.add_service(service.clone()), pressure.clone());
+    let settings = config.transport.clone();
+    let most = settings.max_memory;
+    let serving = transport::serve(listener, For::Applications, settings, pressure.clone(), answer, stopping.clone());
+    tokio::select! {
+        ((), ()) = async { tokio::join!(serving, sign_off(reporter, &service, stopping)) } => {}
+        () = pressure.watch(most) => {}
+    }
 }
 
-/// Serves operators until `stopping`, then until the last stream has ended.
+/// Serves operators until `stopping`, then until the last stream has ended. They are never refused for want of memory.
 pub(crate) async fn serve_admin(
     config: &ServerConfig,
     listener: TcpListener,
     admission: Arc<Admission>,
     stopping: CancellationToken,
-) -> Result<(), tonic::transport::Error> {
+) {
     let service = admin_service(admission);
-    let (reporter, router) = router(config, &service).await;
-    let stop = sign_off(reporter, &service, stopping);
-    router.add_service(service).serve_with_incoming_shutdown(incoming(listener), stop).await
+    let (reporter, routes) = routes(&service).await;
+    let pressure = Pressure::default();
+    let answer = answer(routes.add_service(service.clone()), pressure.clone());
+    let settings = config.transport.clone();
+    let serving = transport::serve(listener, For::Operators, settings, pressure, answer, stopping.clone());
+    tokio::join!(serving, sign_off(reporter, &service, stopping));
 }
 
-/// The transport with health and reflection on it.
-async fn router<S: NamedService>(config: &ServerConfig, _: &S) -> (HealthReporter, Router) {
+/// Health and reflection, for that service.
+async fn routes<S: NamedService>(_: &S) -> (HealthReporter, Routes) {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_serving::<Named<S>>().await;
     let reflection = || {
@@ -86,20 +105,29 @@ async fn router<S: NamedService>(config: &ServerConfig, _: &S) -> (HealthReporte
         reflection().build_v1().expect("the descriptors are compiled in"),
         reflection().build_v1alpha().expect("the descriptors are compiled in"),
     );
-    let router = Server::builder()
-        .http2_keepalive_interval(Some(config.keepalive_interval))
-        .http2_keepalive_timeout(Some(config.keepalive_timeout))
-        .max_concurrent_streams(256)
-        .http2_max_header_list_size(8 << 10)
-        .max_frame_size(16 << 10)
-        .initial_stream_window_size(64 << 10)
-        .initial_connection_window_size(256 << 10)
-        .http2_max_local_error_reset_streams(Some(128))
-        .add_service(health)
-        .add_service(v1)
-        .add_service(v1alpha);
-    (reporter, router)
+    (reporter, Routes::new(health).add_service(v1).add_service(v1alpha))
 }
+
+/// How calls are answered on a connection: by the service of that name, which can know where they came from. When memory
+/// is short, only by what helps.
+fn answer(
+    routes: Routes,
+    pressure: Pressure,
+) -> impl Fn(&Connection, http::Request<Incoming>) -> Answer + Clone + Send + Sync + 'static {
+    let routes = routes.prepare();
+    move |connection, mut request| {
+        if pressure.refuses(Rung::Calls) && !SPARED.iter().any(|spared| request.uri().path().starts_with(spared)) {
+            return Either::Left(std::future::ready(Ok(status::short_of_memory().into_http())));
+        }
+        let address = TcpConnectInfo { local_addr: None, remote_addr: Some(connection.address) };
+        request.extensions_mut().insert(address);
+        request.extensions_mut().insert(connection.clone());
+        Either::Right(routes.clone().call(request))
+    }
+}
+
+type Response = Result<http::Response<tonic::body::Body>, Infallible>;
+type Answer = Either<std::future::Ready<Response>, <Routes as Service<http::Request<Incoming>>>::Future>;
 
 /// Waits for the stop, and says so to those who ask for our health.
 fn sign_off<S: NamedService>(
@@ -112,10 +140,6 @@ fn sign_off<S: NamedService>(
         reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
         reporter.set_not_serving::<Named<S>>().await;
     }
-}
-
-fn incoming(listener: TcpListener) -> TcpIncoming {
-    TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(Duration::from_secs(30)))
 }
 
 /// Lets a service's name be given without its type.

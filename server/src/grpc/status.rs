@@ -63,6 +63,11 @@ pub(crate) fn invalid_field(bulkhead: &str, invalid: Invalid) -> Status {
     refuse(Instant::ORIGIN, &Refused::early(Reason::InvalidField, bulkhead, Some(invalid)))
 }
 
+/// A call that is refused because memory is short, before it was read.
+pub(crate) fn short_of_memory() -> Status {
+    refuse(Instant::ORIGIN, &Refused::early(Reason::ServerCapReached, "", None))
+}
+
 /// Code and message of each reason. A new reason does not compile until it has both.
 fn form(reason: Reason, bulkhead: &str, partition: &str, refusal: &Refusal) -> (Code, String) {
     let Refusal { limit, running, queued, invalid, .. } = refusal;

@@ -85,6 +85,7 @@ pub fn acquire(words: &[&str]) -> Result<Acquire, String> {
         partition: None,
         cooldown: None,
         on_cooldown: OnCooldown::Refuse,
+        crowded: false,
         holder: Holder::default(),
     };
     let mut rest = rest;
