@@ -101,7 +101,7 @@ pub(crate) async fn serve<A, F, R, B>(
         };
         tune(&socket);
         let waits = Waits::of(settings.max_streams_per_connection, pressure.clone());
-        let connection = Connection { address, waits, closing: CancellationToken::new() };
+        let connection = Connection { address, waits, held: Arc::default(), closing: CancellationToken::new() };
         let (settings, answer, stopping) = (settings.clone(), answer.clone(), stopping.clone());
         connections.spawn(async move {
             connection::serve(socket, connection, &settings, answer, stopping).await;

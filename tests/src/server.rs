@@ -56,7 +56,18 @@ type Log = Arc<Mutex<VecDeque<String>>>;
 impl Server {
     /// Starts a server with that configuration, on free ports where it names none, and returns when it serves.
     pub fn start(config: &str) -> Self {
-        let (mut child, file) = spawn(config);
+        Self::serve(Command::new(binary::path()), config)
+    }
+
+    /// The same with so many files that it may have open.
+    pub fn start_with_files(config: &str, files: u32) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" \"$@\"")]).arg(binary::path());
+        Self::serve(command, config)
+    }
+
+    fn serve(command: Command, config: &str) -> Self {
+        let (mut child, file) = spawn(command, config);
         let mut lines = BufReader::new(child.stderr.take().expect("stderr is piped"));
         let (log, mut line) = (Log::default(), String::new());
         let addresses = loop {
@@ -169,6 +180,25 @@ impl Server {
         Duration::from_millis(ticks * 10)
     }
 
+    /// What it has in memory now, in bytes.
+    pub fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the server runs");
+        let value = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("Linux tells it");
+        value.trim().strip_suffix(" kB").and_then(|kilobytes| kilobytes.parse::<u64>().ok()).expect("a number") << 10
+    }
+
+    /// How many files and sockets it has open.
+    pub fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("the server runs").count()
+    }
+
+    /// From now on it may have so many files open, also fewer than it has.
+    pub fn allow_files(&self, files: u32) {
+        let id = self.child.id().to_string();
+        let set = Command::new("prlimit").args(["--pid", &id, &format!("--nofile={files}:")]).status();
+        assert!(set.expect("util-linux is there").success());
+    }
+
     /// How long the server itself stood still so far, as its log tells: what is late by that is not its fault (R6).
     pub fn stalled(&self) -> Duration {
         let log = self.log.lock();
@@ -200,7 +230,7 @@ impl Drop for Server {
 /// them.
 pub async fn exit_of(config: &str) -> Exit {
     let start = Instant::now();
-    let (mut child, _file) = spawn(config);
+    let (mut child, _file) = spawn(Command::new(binary::path()), config);
     let log = Log::default();
     drain(BufReader::new(child.stderr.take().expect("stderr is piped")), log.clone());
     let status = end_of(&mut child).await;
@@ -213,10 +243,10 @@ pub async fn exit_of(config: &str) -> Exit {
     Exit { code: status.code(), took, log }
 }
 
-fn spawn(config: &str) -> (Child, NamedTempFile) {
+fn spawn(mut command: Command, config: &str) -> (Child, NamedTempFile) {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile().expect("a temporary file can be made");
     file.write_all(with_free_ports(config).as_bytes()).expect("a temporary file can be written");
-    let child = Command::new(binary::path())
+    let child = command
         .args(["serve", "--config"])
         .arg(file.path())
         .env_remove("RUST_LOG")

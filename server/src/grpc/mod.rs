@@ -3,18 +3,20 @@
 mod admin;
 mod bulkhead;
 mod convert;
+mod held;
 mod status;
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
-use futures_util::future::Either;
 use hyper::body::Incoming;
 use tidegate_proto::v1::admin_service_server::AdminServiceServer;
 use tidegate_proto::v1::admission_service_server::AdmissionServiceServer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
 use tonic::transport::server::TcpConnectInfo;
@@ -23,6 +25,7 @@ use tower::Service;
 
 pub use admin::AdminApi;
 pub use bulkhead::AdmissionApi;
+use held::Answered;
 
 use crate::admission::Admission;
 use crate::config::ServerConfig;
@@ -33,6 +36,9 @@ use crate::transport::{self, Connection, For};
 const LARGEST_REQUEST: usize = 256 << 10;
 const LARGEST_ADMIN_REQUEST: usize = 1 << 20;
 const LARGEST_RESPONSE: usize = 1 << 20;
+/// What the messages under way on one connection may hold: the largest one, and an Acquire on every stream.
+const MOST_HELD: usize = LARGEST_REQUEST + (128 << 10);
+const MOST_ADMIN_HELD: usize = 2 * LARGEST_ADMIN_REQUEST;
 /// How the paths begin that are answered however short memory is: they free some, keep what was granted (both forms of
 /// Renew), or tell that we live.
 const SPARED: [&str; 3] =
@@ -65,7 +71,7 @@ pub(crate) async fn serve_admission(
     let service = admission_service(admission, stopping.clone());
     let (reporter, routes) = routes(&service).await;
     let pressure = Pressure::default();
-    let answer = answer(routes.add_service(service.clone()), pressure.clone());
+    let answer = answer(routes.add_service(service.clone()), pressure.clone(), MOST_HELD);
     let settings = config.transport.clone();
     let most = settings.max_memory;
     let serving = transport::serve(listener, For::Applications, settings, pressure.clone(), answer, stopping.clone());
@@ -85,7 +91,7 @@ pub(crate) async fn serve_admin(
     let service = admin_service(admission);
     let (reporter, routes) = routes(&service).await;
     let pressure = Pressure::default();
-    let answer = answer(routes.add_service(service.clone()), pressure.clone());
+    let answer = answer(routes.add_service(service.clone()), pressure.clone(), MOST_ADMIN_HELD);
     let settings = config.transport.clone();
     let serving = transport::serve(listener, For::Operators, settings, pressure, answer, stopping.clone());
     tokio::join!(serving, sign_off(reporter, &service, stopping));
@@ -113,21 +119,25 @@ async fn routes<S: NamedService>(_: &S) -> (HealthReporter, Routes) {
 fn answer(
     routes: Routes,
     pressure: Pressure,
+    most_held: usize,
 ) -> impl Fn(&Connection, http::Request<Incoming>) -> Answer + Clone + Send + Sync + 'static {
     let routes = routes.prepare();
     move |connection, mut request| {
         if pressure.refuses(Rung::Calls) && !SPARED.iter().any(|spared| request.uri().path().starts_with(spared)) {
-            return Either::Left(std::future::ready(Ok(status::short_of_memory().into_http())));
+            let (_, answered) = held::bound(&connection.held, most_held, ());
+            return Box::pin(std::future::ready(Ok(status::short_of_memory().into_http().map(answered))));
         }
         let address = TcpConnectInfo { local_addr: None, remote_addr: Some(connection.address) };
         request.extensions_mut().insert(address);
         request.extensions_mut().insert(connection.clone());
-        Either::Right(routes.clone().call(request))
+        let (head, asked) = request.into_parts();
+        let (asked, answered) = held::bound(&connection.held, most_held, asked);
+        let call = routes.clone().call(http::Request::from_parts(head, asked));
+        Box::pin(async { Ok(call.await?.map(answered)) })
     }
 }
 
-type Response = Result<http::Response<tonic::body::Body>, Infallible>;
-type Answer = Either<std::future::Ready<Response>, <Routes as Service<http::Request<Incoming>>>::Future>;
+type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Answered<Body>>, Infallible>> + Send>>;
 
 /// Waits for the stop, and says so to those who ask for our health.
 fn sign_off<S: NamedService>(

@@ -63,8 +63,13 @@ pub(crate) fn invalid_field(bulkhead: &str, invalid: Invalid) -> Status {
     refuse(Instant::ORIGIN, &Refused::early(Reason::InvalidField, bulkhead, Some(invalid)))
 }
 
-/// A call that is refused because memory is short, before it was read.
+/// A call that is refused before it was read, because memory is short.
 pub(crate) fn short_of_memory() -> Status {
+    too_much_under_way()
+}
+
+/// A call that is refused while it is read, because its connection holds too much already.
+pub(crate) fn too_much_under_way() -> Status {
     refuse(Instant::ORIGIN, &Refused::early(Reason::ServerCapReached, "", None))
 }
 

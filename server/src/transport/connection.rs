@@ -5,7 +5,8 @@ use std::error::Error;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -38,6 +39,8 @@ pub(crate) struct Connection {
     pub(crate) address: SocketAddr,
     /// Its calls that wait.
     pub(crate) waits: Waits,
+    /// Bytes that the messages under way on it hold.
+    pub(crate) held: Arc<AtomicUsize>,
     /// Cancelled when no new calls are taken any more: streams without an end of their own end then.
     pub(crate) closing: CancellationToken,
 }

@@ -1,7 +1,5 @@
 //! A connection's times, on a paused clock.
 
-use std::sync::Arc;
-
 use h2::client::{ResponseFuture, SendRequest};
 use http_body_util::Empty;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -28,6 +26,7 @@ fn served(settings: TransportSettings) -> Served {
     let connection = Connection {
         address: "127.0.0.1:1".parse().unwrap(),
         waits: Waits::of(settings.max_streams_per_connection, Pressure::default()),
+        held: Arc::default(),
         closing: closing.clone(),
     };
     let (freed, stop) = (free.clone(), stopping.clone());
