@@ -106,6 +106,7 @@ fn kilobytes(file: &str, key: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use super::Rung::{Calls, Calm, Connections, Waiters};
     use super::*;
 
     #[test]
@@ -116,7 +117,6 @@ mod tests {
             rung = rung.next(share, 100);
             rung
         });
-        use Rung::{Calls, Calm, Connections, Waiters};
         let expected = [
             Calm,
             Waiters,

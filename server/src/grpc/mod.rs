@@ -158,3 +158,46 @@ struct Named<S>(std::marker::PhantomData<S>);
 impl<S: NamedService> NamedService for Named<S> {
     const NAME: &'static str = S::NAME;
 }
+
+#[cfg(test)]
+mod tests {
+    use tidegate_proto::v1;
+    use tidegate_proto::v1::admission_service_client::AdmissionServiceClient;
+    use tonic::Code;
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_client::HealthClient;
+
+    use super::*;
+    use crate::settings::TransportSettings;
+
+    #[tokio::test]
+    async fn p21_short_of_memory_only_what_helps_is_answered() {
+        let (pressure, stopping) = (Pressure::default(), CancellationToken::new());
+        let service = admission_service(Arc::new(Admission::default()), stopping.clone());
+        let (_reporter, routes) = routes(&service).await;
+        let answer = answer(routes.add_service(service), pressure.clone(), MOST_HELD);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let settings = TransportSettings::default();
+        tokio::spawn(transport::serve(listener, For::Applications, settings, pressure.clone(), answer, stopping));
+
+        let channel = tonic::transport::Endpoint::from_shared(address).unwrap().connect().await.unwrap();
+        let (mut client, mut health) = (AdmissionServiceClient::new(channel.clone()), HealthClient::new(channel));
+        for (rung, refused) in [(Rung::Waiters, false), (Rung::Calls, true), (Rung::Calm, false)] {
+            pressure.set(rung);
+            let code = client.acquire(v1::AcquireRequest::default()).await.unwrap_err().code();
+            // There is no bulkhead here: who asks it is told so.
+            assert_eq!(code, if refused { Code::ResourceExhausted } else { Code::InvalidArgument }, "{rung:?}");
+            let lease_id = String::from("x");
+            let released =
+                client.release(v1::ReleaseRequest { lease_id: lease_id.clone(), ..Default::default() }).await;
+            assert_eq!(released.unwrap().into_inner().state(), v1::ReleaseState::Unknown);
+            let renew = v1::RenewRequest { seq: 1, lease_ids: vec![lease_id.clone()] };
+            assert_eq!(client.renew(renew).await.unwrap().into_inner().renewals.len(), 1);
+            let renew = v1::RenewLeasesRequest { seq: 2, lease_ids: vec![lease_id] };
+            let mut answers = client.renew_leases(tokio_stream::iter([renew])).await.unwrap().into_inner();
+            assert_eq!(answers.message().await.unwrap().unwrap().seq, 2);
+            health.check(HealthCheckRequest::default()).await.unwrap();
+        }
+    }
+}

@@ -26,7 +26,7 @@ use crate::settings::TransportSettings;
 use crate::waits::Waits;
 
 /// How much later than its age a connection is cut: no Acquire waits longer, so none is cut.
-const GRACE: Duration = Duration::from_secs(3_600 + 60);
+const GRACE: Duration = Duration::from_mins(61);
 /// Ages differ by so much either way, so that clients which came together do not come back together.
 const SPREAD: f64 = 0.1;
 /// What one stream may have unsent.
@@ -83,9 +83,10 @@ pub(crate) async fn serve<T, F, R, B>(
     }
     connection.closing.cancel();
     serving.as_mut().graceful_shutdown();
-    match tokio::time::timeout(GRACE, serving).await {
-        Ok(served) => told(&connection, served),
-        Err(_) => debug!(address = %connection.address, "kept calls open beyond its age and was cut"),
+    if let Ok(served) = tokio::time::timeout(GRACE, serving).await {
+        told(&connection, served);
+    } else {
+        debug!(address = %connection.address, "kept calls open beyond its age and was cut");
     }
 }
 

@@ -57,7 +57,7 @@ pub(crate) fn bomb(times: usize) -> Vec<u8> {
     block.extend([0x40, 1, b'x', 0x7f, 0x80 | 0x3d, 0x1d]);
     block.extend([b'y'; 3900]);
     // It is the newest of the table, so number 62.
-    block.extend(std::iter::repeat_n(0x80 | 62, times));
+    block.extend(std::iter::repeat_n(0x80 | 0x3e, times));
     block
 }
 

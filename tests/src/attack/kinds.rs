@@ -11,6 +11,10 @@ use crate::calls::ask;
 const WINDOW: u16 = 4;
 /// Leases whose ids fit into the window of a stream.
 const FITTING: usize = 600;
+/// The most in a turn of what is large: more would break the rules of the connection's window, and end it.
+const A_TURN: u32 = 4;
+/// Frames of a call with a message that is too long.
+const OVERSIZE_FRAMES: u32 = 5;
 
 /// What each connection of an attacker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,25 +98,31 @@ impl Attack {
                 most
             }
             Self::HeaderBomb => {
-                let stream = peer.next_stream();
-                put(out, HEADERS, END_HEADERS | END_STREAM, stream, &bomb(12_000));
-                1
+                let bombs = most.min(A_TURN);
+                for _ in 0..bombs {
+                    let stream = peer.next_stream();
+                    put(out, HEADERS, END_HEADERS | END_STREAM, stream, &bomb(12_000));
+                }
+                bombs
             }
             Self::OversizeMessage => {
-                let stream = peer.next_stream();
-                put(out, HEADERS, END_HEADERS, stream, &call("Acquire"));
-                // The length says 4 GiB in every second call, and just more than the largest in the others.
-                peer.step += 1;
-                let length: u32 = if peer.step % 2 == 0 { u32::MAX } else { (256 << 10) + 1 };
-                let mut begin = vec![0];
-                begin.extend(length.to_be_bytes());
-                put(out, DATA, 0, stream, &begin);
-                (0..3).for_each(|_| put(out, DATA, 0, stream, &[0; 16 << 10]));
-                5
+                let calls = most.div_ceil(OVERSIZE_FRAMES).min(A_TURN);
+                for _ in 0..calls {
+                    let stream = peer.next_stream();
+                    put(out, HEADERS, END_HEADERS, stream, &call("Acquire"));
+                    // The length says 4 GiB in every second call, and just more than the largest in the others.
+                    peer.step += 1;
+                    let length: u32 = if peer.step.is_multiple_of(2) { u32::MAX } else { (256 << 10) + 1 };
+                    let mut begin = vec![0];
+                    begin.extend(length.to_be_bytes());
+                    put(out, DATA, 0, stream, &begin);
+                    (2..OVERSIZE_FRAMES).for_each(|_| put(out, DATA, 0, stream, &[0; 16 << 10]));
+                }
+                calls * OVERSIZE_FRAMES
             }
             Self::SlowHandshake => {
                 if let Some(&byte) = PREFACE.get(peer.step as usize / 20) {
-                    if peer.step % 20 == 0 {
+                    if peer.step.is_multiple_of(20) {
                         out.push(byte);
                     }
                     peer.step += 1;
@@ -133,10 +143,12 @@ impl Attack {
                 put_body(out, peer.stream, &renewal(10), false)
             }
             Self::Waiters => {
-                let stream = peer.next_stream();
-                put(out, HEADERS, END_HEADERS, stream, &call("Acquire"));
-                put(out, DATA, END_STREAM, stream, &message(&ask("crowded")));
-                2
+                for _ in 0..most.div_ceil(2) {
+                    let stream = peer.next_stream();
+                    put(out, HEADERS, END_HEADERS, stream, &call("Acquire"));
+                    put(out, DATA, END_STREAM, stream, &message(&ask("crowded")));
+                }
+                most.div_ceil(2) * 2
             }
             Self::HalfOpen => 0,
         }

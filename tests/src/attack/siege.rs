@@ -82,7 +82,7 @@ async fn besiege(server: &Server, attack: Attack, connections: usize) -> Siege {
         let attacked = good.window(server, window).await;
         flood.active(false);
         grown = server.memory().saturating_sub(before).max(grown);
-        let cost = attacked.server.saturating_sub(quiet.server) + (flood.cpu_time() - flooded);
+        let cost = attacked.server.saturating_sub(quiet.server) + flood.cpu_time().saturating_sub(flooded);
         let burner = Burner::start(cost.as_secs_f64() / window.as_secs_f64());
         let compared = good.window(server, window).await;
         drop(burner);
@@ -136,7 +136,7 @@ impl Good {
         self.took.lock().clear();
         let before = server.cpu_time();
         tokio::time::sleep(length).await;
-        let server = server.cpu_time() - before;
+        let server = server.cpu_time().saturating_sub(before);
         let mut took = std::mem::take(&mut *self.took.lock());
         // One that hangs for the whole window has no duration yet, and is no good sign.
         if took.is_empty() {

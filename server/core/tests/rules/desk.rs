@@ -56,6 +56,7 @@ pub fn ask(permits: u32) -> Acquire {
         partition: None,
         cooldown: None,
         on_cooldown: OnCooldown::Refuse,
+        crowded: false,
         holder: Holder::default(),
     }
 }

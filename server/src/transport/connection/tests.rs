@@ -14,7 +14,7 @@ const AGE: Duration = Duration::from_mins(30);
 /// A connection whose calls are answered when `free` is notified.
 struct Served {
     socket: DuplexStream,
-    served: JoinHandle<Instant>,
+    end: JoinHandle<Instant>,
     free: Arc<Notify>,
     closing: CancellationToken,
     stopping: CancellationToken,
@@ -41,7 +41,7 @@ fn served(settings: TransportSettings) -> Served {
         serve(theirs, connection, &settings, answer, stop).await;
         Instant::now()
     });
-    Served { socket, served, free, closing, stopping }
+    Served { socket, end: served, free, closing, stopping }
 }
 
 /// A client that answers what HTTP/2 asks it, PINGs for one.
@@ -65,20 +65,20 @@ async fn p22_a_client_that_says_nothing_or_too_little_is_dropped() {
     ];
     for begun in begun {
         let settings = TransportSettings::default();
-        let Served { mut socket, served, .. } = served(settings.clone());
+        let Served { mut socket, end, .. } = served(settings.clone());
         let start = Instant::now();
         socket.write_all(begun).await.unwrap();
-        assert_eq!(served.await.unwrap() - start, settings.handshake_timeout, "{begun:?}");
+        assert_eq!(end.await.unwrap() - start, settings.handshake_timeout, "{begun:?}");
         socket.read_to_end(&mut Vec::new()).await.unwrap();
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_speaks_stays_until_its_age() {
-    let Served { socket, served, closing, .. } = served(TransportSettings::default());
+    let Served { socket, end, closing, .. } = served(TransportSettings::default());
     let start = Instant::now();
     let sender = client(socket).await;
-    let age = served.await.unwrap() - start;
+    let age = end.await.unwrap() - start;
     assert!(age >= AGE * 9 / 10 && age <= AGE * 11 / 10 + Duration::from_secs(1), "{age:?}");
     assert!(closing.is_cancelled());
     drop(sender);
@@ -86,53 +86,53 @@ async fn a_client_that_speaks_stays_until_its_age() {
 
 #[tokio::test(start_paused = true)]
 async fn p23_a_call_under_way_outlives_the_age_of_its_connection_and_new_ones_are_not_taken() {
-    let Served { socket, served, free, closing, .. } = served(TransportSettings::default());
+    let Served { socket, end, free, closing, .. } = served(TransportSettings::default());
     let mut sender = client(socket).await;
     let waiting = call(&mut sender).unwrap();
     closing.cancelled().await;
     // Close to the longest wait there is.
     tokio::time::sleep(Duration::from_mins(59)).await;
-    assert!(!served.is_finished());
+    assert!(!end.is_finished());
     assert!(std::future::poll_fn(|cx| sender.poll_ready(cx)).await.is_err(), "the client heard GOAWAY");
     free.notify_one();
     assert_eq!(waiting.await.unwrap().status(), 200);
     let done = Instant::now();
-    assert!(served.await.unwrap() - done < Duration::from_secs(1));
+    assert!(end.await.unwrap() - done < Duration::from_secs(1));
 }
 
 #[tokio::test(start_paused = true)]
 async fn p23_a_client_that_ignores_goaway_is_cut_at_age_and_grace() {
-    let Served { socket, served, closing, .. } = served(TransportSettings::default());
+    let Served { socket, end, closing, .. } = served(TransportSettings::default());
     let mut sender = client(socket).await;
     let waiting = call(&mut sender).unwrap();
     closing.cancelled().await;
     let asked = Instant::now();
-    assert_eq!(served.await.unwrap() - asked, GRACE);
+    assert_eq!(end.await.unwrap() - asked, GRACE);
     assert!(waiting.await.is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn p23_a_silent_client_is_dropped_after_the_interval_and_the_timeout_of_keepalive() {
     let settings = TransportSettings::default();
-    let Served { mut socket, served, .. } = served(settings.clone());
+    let Served { mut socket, end, .. } = served(settings.clone());
     let start = Instant::now();
     // The preface, empty SETTINGS and their acknowledgement; the PING is not answered.
     socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\0\x04\x01\0\0\0\0").await.unwrap();
     let bound = settings.keepalive_interval + settings.keepalive_timeout;
-    let gone = served.await.unwrap() - start;
+    let gone = end.await.unwrap() - start;
     assert!(gone >= bound && gone <= bound + Duration::from_secs(1), "{gone:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_ends_an_idle_connection_at_once_and_a_busy_one_with_its_call() {
-    let Served { socket, served: idle, stopping, .. } = served(TransportSettings::default());
+    let Served { socket, end: idle, stopping, .. } = served(TransportSettings::default());
     let sender = client(socket).await;
     stopping.cancel();
     let start = Instant::now();
     assert!(idle.await.unwrap() - start < Duration::from_secs(1));
     drop(sender);
 
-    let Served { socket, served: busy, free, stopping, .. } = served(TransportSettings::default());
+    let Served { socket, end: busy, free, stopping, .. } = served(TransportSettings::default());
     let mut sender = client(socket).await;
     let waiting = call(&mut sender).unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
