@@ -78,13 +78,14 @@ async fn p23_a_waiting_acquire_outlives_the_age_of_its_connection_and_a_renewal_
     let start = Instant::now();
     let mut stub = server.client().await.stub();
     let mut stream = stub.renew_leases(tokio_stream::pending()).await.unwrap().into_inner();
-    assert!(stream.message().await.unwrap().is_none(), "the stream ends, and is no error");
+    let end = tokio::time::timeout(PATIENCE, stream.message()).await.expect("it ends");
+    assert!(end.unwrap().is_none(), "that is no error");
     let age = start.elapsed();
     assert!(age >= Duration::from_millis(850) && age < Duration::from_secs(3), "{age:?}");
     // Long past the age of the waiter's connection: the next one has come of age, too.
     let mut stub = server.client().await.stub();
     let mut stream = stub.renew_leases(tokio_stream::pending()).await.unwrap().into_inner();
-    assert!(stream.message().await.unwrap().is_none());
+    assert!(tokio::time::timeout(PATIENCE, stream.message()).await.expect("it ends").unwrap().is_none());
     assert!(!waiter.is_finished(), "{waiter:?}");
     let now = server.status("db").await;
     assert_eq!(now.queued, 1);
@@ -102,7 +103,9 @@ async fn p22_an_error_of_accepting_does_not_end_the_loop() {
     drain_and_refill(&server, "db").await;
     server.allow_files(3);
     let mut waiting = Vec::new();
+    let start = Instant::now();
     while !server.logged("cannot accept a connection") {
+        assert!(start.elapsed() < PATIENCE);
         waiting.push(TcpStream::connect(server.admission_address()).await.unwrap());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
