@@ -154,6 +154,15 @@ impl Attack {
         }
     }
 
+    /// The most frames a second that it sends, over all its connections.
+    pub(crate) fn rate(self) -> u32 {
+        match self {
+            // Its frames are large, and each call of it is 600 renewals.
+            Self::ZeroWindow => 2_000,
+            _ => 20_000,
+        }
+    }
+
     /// Whether it opens a new connection when one was ended.
     pub(crate) fn comes_back(self) -> bool {
         !matches!(self, Self::HalfOpen)

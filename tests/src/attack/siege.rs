@@ -16,8 +16,8 @@ use crate::{Client, Instant, Server, ask, drain_and_refill, exercised, seconds, 
 /// The bulkhead of the good clients.
 const GOOD: &str = "good";
 const CLIENTS: usize = 4;
-/// The most frames a second that an attack sends, over all its connections.
-pub(crate) const RATE: u32 = 20_000;
+/// Calls that a window must have seen.
+const ENOUGH: usize = 50;
 /// What counts as no delay: the scheduler's own grain.
 const GRAIN: Duration = Duration::from_millis(1);
 /// Promised (P22).
@@ -73,7 +73,7 @@ async fn besiege(server: &Server, attack: Attack, connections: usize) -> Siege {
     let good = Good::start(server).await;
     good.window(server, window).await;
     let before = server.memory();
-    let flood = Flood::start(attack, server.admission_address(), connections, RATE);
+    let flood = Flood::start(attack, server.admission_address(), connections, attack.rate());
     let (mut ratios, mut grown, mut calls) = (Vec::new(), 0, 0);
     for _ in 0..size(2, 3, 6) {
         let quiet = good.window(server, window).await;
@@ -82,8 +82,9 @@ async fn besiege(server: &Server, attack: Attack, connections: usize) -> Siege {
         let attacked = good.window(server, window).await;
         flood.active(false);
         grown = server.memory().saturating_sub(before).max(grown);
-        let cost = attacked.server.saturating_sub(quiet.server) + flood.cpu_time().saturating_sub(flooded);
-        let burner = Burner::start(cost.as_secs_f64() / window.as_secs_f64());
+        let usual = quiet.server.mul_f64(attacked.length.as_secs_f64() / quiet.length.as_secs_f64());
+        let cost = attacked.server.saturating_sub(usual) + flood.cpu_time().saturating_sub(flooded);
+        let burner = Burner::start(cost.as_secs_f64() / attacked.length.as_secs_f64());
         let compared = good.window(server, window).await;
         drop(burner);
         let ratio = attacked.p99.max(GRAIN).as_secs_f64() / compared.p99.max(GRAIN).as_secs_f64();
@@ -114,6 +115,7 @@ struct Window {
     calls: usize,
     /// Processor time of the server.
     server: Duration,
+    length: Duration,
 }
 
 impl Good {
@@ -135,7 +137,13 @@ impl Good {
     async fn window(&self, server: &Server, length: Duration) -> Window {
         self.took.lock().clear();
         let before = server.cpu_time();
+        let start = Instant::now();
         tokio::time::sleep(length).await;
+        // Longer, if the machine is so busy that there is little to see.
+        while self.took.lock().len() < ENOUGH && start.elapsed() < length * 10 {
+            tokio::time::sleep(SLICE).await;
+        }
+        let length = start.elapsed();
         let server = server.cpu_time().saturating_sub(before);
         let mut took = std::mem::take(&mut *self.took.lock());
         // One that hangs for the whole window has no duration yet, and is no good sign.
@@ -143,7 +151,7 @@ impl Good {
             took.push(length);
         }
         took.sort();
-        Window { p99: took[(took.len() - 1) * 99 / 100], calls: took.len(), server }
+        Window { p99: took[(took.len() - 1) * 99 / 100], calls: took.len(), server, length }
     }
 
     async fn end(self) {
