@@ -188,7 +188,10 @@ impl Admission {
     /// Cancel safe: dropped while it waits it leaves the queue and takes no permit. Dropped later, the lease stays until
     /// its end, since its holder may have been told.
     pub async fn acquire(&self, ask: Ask) -> Result<Granted, Refused> {
-        let Ask { received, bulkhead, request_id, mut acquire } = ask;
+        let Ask { received, bulkhead, waits, request_id, mut acquire } = ask;
+        // Held as long as the call waits; a call that does not is soon gone.
+        let place = waits.enter();
+        acquire.crowded = place.crowded;
         let deadline = acquire.deadline;
         if let Some(request_id) = request_id {
             acquire.request = Some(self.seal.request_key(&request_id));

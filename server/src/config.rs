@@ -16,7 +16,7 @@ use std::time::Duration;
 use tidegate_core::{Draft, Invalid, Settings};
 
 use crate::name;
-use crate::settings::{Plan, ServerSettings, Template};
+use crate::settings::{Plan, ServerSettings, Template, TransportSettings};
 use section::{Given, Keys, Section, Written};
 use show::Table;
 
@@ -52,12 +52,10 @@ pub struct ServerConfig {
     pub admin_listen: SocketAddr,
     /// For probes.
     pub ops_listen: SocketAddr,
-    /// A silent connection is asked for a sign of life after this time, 1 s to 1 h.
-    pub keepalive_interval: Duration,
-    /// It is dropped when none comes within this time, 1 s to 1 h.
-    pub keepalive_timeout: Duration,
     /// How long a stop waits for those who hold leases, 0 to 10 min.
     pub drain_grace: Duration,
+    /// What connections are granted.
+    pub transport: TransportSettings,
 }
 
 impl Config {

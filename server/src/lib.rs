@@ -10,13 +10,16 @@ mod cooldowns;
 pub mod grpc;
 mod name;
 mod ops;
+mod pressure;
 mod quiet;
 mod reload;
 mod seal;
 mod settings;
 mod streams;
 mod ticker;
+mod transport;
 mod waiting;
+mod waits;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -36,7 +39,8 @@ pub use caps::Cap;
 pub use clock::Clock;
 use config::{Config, ServerConfig};
 pub use reload::Reloads;
-pub use settings::{Plan, ServerSettings, Template};
+pub use settings::{Plan, ServerSettings, Template, TransportSettings};
+pub use waits::Waits;
 
 /// After the drain, open calls may end by themselves for this long.
 const STOP_BOUND: Duration = Duration::from_millis(750);
@@ -98,7 +102,7 @@ pub async fn run(
     let life = Life::default();
     let probes = tokio::spawn(ops::serve(ops, life.draining.clone()));
     let serve = async {
-        tokio::try_join!(
+        tokio::join!(
             grpc::serve_admission(&server, listener, admission.clone(), life.clone()),
             grpc::serve_admin(&server, admin, admission.clone(), life.clone()),
         )
@@ -106,9 +110,7 @@ pub async fn run(
     tokio::pin!(serve);
     info!(admission = %addresses.0, admin = %addresses.1, ops = %addresses.2, "serving");
     tokio::select! {
-        served = &mut serve => {
-            served?;
-        }
+        _ = &mut serve => {}
         () = shutdown => {
             info!(drain_grace = ?server.drain_grace, "draining");
             life.draining.cancel();
@@ -116,16 +118,12 @@ pub async fn run(
             tokio::select! {
                 () = drained(&admission, server.drain_grace) => {}
                 () = at_once => warn!("stopping at once: asked again"),
-                served = &mut serve => {
-                    served?;
-                }
+                _ = &mut serve => {}
             }
             info!(running = admission.running(), "stopping");
             life.stopping.cancel();
             // A graceful stop waits for every open stream, for ever if a client keeps one.
-            if let Ok(served) = tokio::time::timeout(STOP_BOUND, serve).await {
-                served?;
-            } else {
+            if tokio::time::timeout(STOP_BOUND, serve).await.is_err() {
                 warn!("calls were still open; their connections are cut");
             }
         }

@@ -105,6 +105,42 @@ impl Template {
     }
 }
 
+/// What connections are granted; the defaults are those of the configuration.
+#[derive(Clone, Debug)]
+pub struct TransportSettings {
+    /// A silent connection is asked for a sign of life after this time, 1 s to 1 h.
+    pub keepalive_interval: Duration,
+    /// It is dropped when none comes within this time, 1 s to 1 h.
+    pub keepalive_timeout: Duration,
+    /// A connection that has not begun to speak HTTP/2 by then is dropped, 1 s to 1 min.
+    pub handshake_timeout: Duration,
+    /// A connection takes no new calls after this time, a tenth less or more, 1 s to 7 d. Calls under way end first.
+    pub max_connection_age: Duration,
+    /// The most connections of applications, and the most of operators, at least 1.
+    pub max_connections: usize,
+    /// The most of one address, at least 1.
+    pub max_connections_per_address: usize,
+    /// The most calls at once on a connection, at least 1.
+    pub max_streams_per_connection: u32,
+    /// How much memory the process may have before it refuses everything, in bytes; 0 is three quarters of the machine's.
+    pub max_memory: u64,
+}
+
+impl Default for TransportSettings {
+    fn default() -> Self {
+        Self {
+            keepalive_interval: Duration::from_secs(10),
+            keepalive_timeout: Duration::from_secs(5),
+            handshake_timeout: Duration::from_secs(10),
+            max_connection_age: Duration::from_mins(30),
+            max_connections: 10_000,
+            max_connections_per_address: 1_000,
+            max_streams_per_connection: 256,
+            max_memory: 0,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

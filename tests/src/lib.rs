@@ -14,7 +14,9 @@
 //!   cannot have been, and refuses a run that was too quiet; [`History::agrees`](history::History::agrees) holds the server's
 //!   totals against it. A test that records calls of its own can be judged by it as well.
 //!
-//! `tests/history.rs` uses them all; each rule of the judge has an example beside it that it passes and one that it finds.
+//! - [`attack`] are clients that do harm on raw sockets, and how good clients fare meanwhile.
+//!
+//! `tests/history.rs` uses them all but the last; each rule of the judge has an example beside it that it passes and one that it finds.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,6 +25,7 @@
     reason = "the only users are tests, and a test fails by panicking"
 )]
 
+pub mod attack;
 mod binary;
 mod calls;
 pub mod history;

@@ -58,7 +58,16 @@ type Log = Arc<Mutex<VecDeque<String>>>;
 impl Server {
     /// Starts a server with that configuration, on free ports where it names none, and returns when it serves.
     pub fn start(config: &str) -> Self {
-        let (child, file) = spawn(config);
+        let (child, file) = spawn(command(&["serve", "--config"]), config);
+        Self::serving(child, Some(file))
+    }
+
+    /// The same with so many files that it may have open.
+    pub fn start_with_files(config: &str, files: u32) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" serve --config \"$@\"")]).arg(binary::path());
+        command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
+        let (child, file) = spawn(command, config);
         Self::serving(child, Some(file))
     }
 
@@ -203,7 +212,7 @@ impl Server {
     /// Asks a server to end that long after its process was made, wherever it is by then.
     pub async fn stopped_after(config: &str, delay: Duration) -> Exit {
         let start = Instant::now();
-        let (mut child, _file) = spawn(config);
+        let (mut child, _file) = spawn(command(&["serve", "--config"]), config);
         let log = Log::default();
         drain(BufReader::new(child.stderr.take().expect("stderr is piped")), log.clone());
         tokio::time::sleep(delay).await;
@@ -228,6 +237,18 @@ impl Server {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("the server runs");
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+    }
+
+    /// How many files and sockets it has open.
+    pub fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("the server runs").count()
+    }
+
+    /// From now on it may have so many files open, also fewer than it has.
+    pub fn allow_files(&self, files: u32) {
+        let id = self.child.id().to_string();
+        let set = Command::new("prlimit").args(["--pid", &id, &format!("--nofile={files}:")]).status();
+        assert!(set.expect("util-linux is there").success());
     }
 
     /// How long the server itself stood still so far, as its log tells: what is late by that is not its fault (R6).
@@ -261,7 +282,7 @@ impl Drop for Server {
 /// them.
 pub async fn exit_of(config: &str) -> Exit {
     let start = Instant::now();
-    let (mut child, _file) = spawn(config);
+    let (mut child, _file) = spawn(command(&["serve", "--config"]), config);
     let log = Log::default();
     drain(BufReader::new(child.stderr.take().expect("stderr is piped")), log.clone());
     let status = end_of(&mut child).await;
@@ -308,10 +329,9 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-fn spawn(config: &str) -> (Child, NamedTempFile) {
+fn spawn(mut command: Command, config: &str) -> (Child, NamedTempFile) {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile().expect("a temporary file can be made");
     file.write_all(with_free_ports(config).as_bytes()).expect("a temporary file can be written");
-    let mut command = command(&["serve", "--config"]);
     let child = command.arg(file.path()).stderr(Stdio::piped()).spawn().expect("the server's binary starts");
     (child, file)
 }

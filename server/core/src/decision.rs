@@ -85,6 +85,8 @@ pub struct Acquire {
     pub cooldown: Option<Instant>,
     /// What to do while it lasts.
     pub on_cooldown: OnCooldown,
+    /// The shell has no room for one more waiter: this one is granted at once or refused (R14).
+    pub crowded: bool,
     /// Who asks, for operators to see.
     pub holder: Holder,
 }
@@ -103,6 +105,7 @@ impl Default for Acquire {
             fingerprint: 0,
             partition: None,
             cooldown: None,
+            crowded: false,
             on_cooldown: OnCooldown::default(),
             holder: Holder::default(),
         }

@@ -7,6 +7,7 @@ use tidegate_core::{Acquire, Grant, Instant, Invalid, Reason, Refusal};
 
 use super::DEFAULT;
 use crate::name;
+use crate::waits::Waits;
 
 /// A request as it came in, its fields checked.
 #[derive(Debug)]
@@ -15,6 +16,8 @@ pub struct Ask {
     pub received: Instant,
     /// The name asked for.
     pub bulkhead: String,
+    /// The calls that wait on the connection it came on.
+    pub waits: Waits,
     /// Recognises repeats; `None` recognises none.
     pub request_id: Option<String>,
     /// The rest of it; `request` and `fingerprint` are filled in here.

@@ -228,6 +228,18 @@ impl Kind for u32 {
     }
 }
 
+impl Kind for u64 {
+    const EXPECTED: &'static str = "a whole number";
+
+    fn read(written: &Written) -> Option<Self> {
+        bare(written)?.parse().ok()
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
 impl Kind for usize {
     const EXPECTED: &'static str = "a whole number";
 

@@ -7,7 +7,7 @@ use tidegate_core::MAX_WAIT;
 
 use super::ServerConfig;
 use super::section::Section;
-use crate::settings::ServerSettings;
+use crate::settings::{ServerSettings, TransportSettings};
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_hours(1);
@@ -28,9 +28,8 @@ pub(super) fn connections(keys: &mut Section<'_>) -> ServerConfig {
         listen: keys.set("listen", local(7600)),
         admin_listen: keys.set("admin_listen", local(7601)),
         ops_listen: keys.set("ops_listen", local(9464)),
-        keepalive_interval: keys.set_within("keepalive_interval", 10 * SECOND, SECOND..=HOUR),
-        keepalive_timeout: keys.set_within("keepalive_timeout", 5 * SECOND, SECOND..=HOUR),
         drain_grace: keys.set_within("drain_grace", 10 * SECOND, Duration::ZERO..=600 * SECOND),
+        transport: transport(keys),
     };
     let listeners =
         [("listen", config.listen), ("admin_listen", config.admin_listen), ("ops_listen", config.ops_listen)];
@@ -42,6 +41,31 @@ pub(super) fn connections(keys: &mut Section<'_>) -> ServerConfig {
         }
     }
     config
+}
+
+/// What connections are granted.
+fn transport(keys: &mut Section<'_>) -> TransportSettings {
+    let default = TransportSettings::default();
+    let some = || 1..=usize::MAX;
+    let age = SECOND..=7 * 24 * HOUR;
+    TransportSettings {
+        keepalive_interval: keys.set_within("keepalive_interval", default.keepalive_interval, SECOND..=HOUR),
+        keepalive_timeout: keys.set_within("keepalive_timeout", default.keepalive_timeout, SECOND..=HOUR),
+        handshake_timeout: keys.set_within("handshake_timeout", default.handshake_timeout, SECOND..=60 * SECOND),
+        max_connection_age: keys.set_within("max_connection_age", default.max_connection_age, age),
+        max_connections: keys.set_within("max_connections", default.max_connections, some()),
+        max_connections_per_address: keys.set_within(
+            "max_connections_per_address",
+            default.max_connections_per_address,
+            some(),
+        ),
+        max_streams_per_connection: keys.set_within(
+            "max_streams_per_connection",
+            default.max_streams_per_connection,
+            1..=u32::MAX,
+        ),
+        max_memory: keys.set_within("max_memory", default.max_memory, 0..=u64::MAX),
+    }
 }
 
 /// Whether two listeners cannot be there at once.

@@ -15,6 +15,7 @@ use super::convert::{self, Released, What};
 use super::status;
 use crate::admission::{Admission, Refused};
 use crate::streams::Push;
+use crate::transport::Connection;
 
 /// Serves applications.
 #[derive(Clone, Debug)]
@@ -85,6 +86,7 @@ impl AdmissionService for AdmissionApi {
     ) -> Result<Response<Self::RenewLeasesStream>, Status> {
         // One answer for each request, made when the one before was taken: an unread stream holds nothing back. The first
         // error ends it; what comes in is the same error for ever after.
+        let closing = request.extensions().get::<Connection>().map(|on| on.closing.clone()).unwrap_or_default();
         let stream = RenewalStream::open(self.admission.clone(), request.into_inner());
         let answers = stream::unfold(Some(stream), async |stream| {
             let mut stream = stream?;
@@ -92,7 +94,15 @@ impl AdmissionService for AdmissionApi {
             let next = answer.is_ok().then_some(stream);
             Some((answer, next))
         });
-        Ok(Response::new(Box::pin(answers.take_until(self.stopping.clone().cancelled_owned()))))
+        let stopping = self.stopping.clone();
+        let end = async move {
+            tokio::select! {
+                () = stopping.cancelled() => {}
+                // The client renews on a new connection: this one is to end.
+                () = closing.cancelled() => {}
+            }
+        };
+        Ok(Response::new(Box::pin(answers.take_until(Box::pin(end)))))
     }
 
     async fn report_retry_after(

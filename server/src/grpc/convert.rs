@@ -8,6 +8,7 @@ use tonic::Request;
 
 use crate::admission::{Ask, DEFAULT, Granted};
 use crate::name;
+use crate::transport::Connection;
 
 /// The header that carries the call's time-out.
 const TIMEOUT: &str = "grpc-timeout";
@@ -21,6 +22,7 @@ const MOST_RENEWED: usize = 1000;
 /// A request that was received at `received`, its fields checked.
 pub(crate) fn ask(received: Instant, request: Request<v1::AcquireRequest>) -> Result<Ask, Invalid> {
     let address = request.remote_addr();
+    let waits = request.extensions().get::<Connection>().map(|on| on.waits.clone()).unwrap_or_default();
     let timeout = timeout(&request)?;
     let message = request.into_inner();
     let bulkhead = bulkhead_name(message.bulkhead)?;
@@ -41,10 +43,11 @@ pub(crate) fn ask(received: Instant, request: Request<v1::AcquireRequest>) -> Re
         partition: message.partition.map(Into::into),
         cooldown: None,
         on_cooldown: on_cooldown(message.on_cooldown)?,
+        crowded: false,
         holder: Holder { name: message.holder.into(), address },
     };
     let request_id = (!message.request_id.is_empty()).then_some(message.request_id);
-    Ok(Ask { received, bulkhead, request_id, acquire })
+    Ok(Ask { received, bulkhead, waits, request_id, acquire })
 }
 
 /// A Release, its fields checked.

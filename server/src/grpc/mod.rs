@@ -1,29 +1,37 @@
-//! The services on the wire, and the transport they are served on. The only module that sees both protobuf and core.
+//! The services on the wire. The only module that sees both protobuf and core.
 
 mod admin;
 mod bulkhead;
 mod convert;
+mod held;
 mod status;
 
+use std::convert::Infallible;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
+use hyper::body::Incoming;
 use tidegate_proto::v1::admin_service_server::AdminServiceServer;
 use tidegate_proto::v1::admission_service_server::AdmissionServiceServer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
 use tonic::server::NamedService;
-use tonic::transport::Server;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::service::Routes;
+use tonic::transport::server::TcpConnectInfo;
 use tonic_health::server::HealthReporter;
+use tower::Service;
 
 pub use admin::AdminApi;
 pub use bulkhead::AdmissionApi;
+use held::Answered;
 
 use crate::Life;
 use crate::admission::Admission;
 use crate::config::ServerConfig;
+use crate::pressure::{Pressure, Rung};
+use crate::transport::{self, Connection, For};
 
 /// 1,000 lease ids fit; nobody has more to say.
 const LARGEST_REQUEST: usize = 256 << 10;
@@ -31,6 +39,13 @@ const LARGEST_ADMIN_REQUEST: usize = 1 << 20;
 const LARGEST_RESPONSE: usize = 1 << 20;
 /// A page of 1,000 bulkheads with the longest texts; what stock clients accept.
 const LARGEST_ADMIN_RESPONSE: usize = 4 << 20;
+/// What the messages under way on one connection may hold: the largest one, and an Acquire on every stream.
+const MOST_HELD: usize = LARGEST_REQUEST + (128 << 10);
+const MOST_ADMIN_HELD: usize = 2 * LARGEST_ADMIN_REQUEST;
+/// How the paths begin that are answered however short memory is: they free some, keep what was granted (both forms of
+/// Renew), or tell that we live.
+const SPARED: [&str; 3] =
+    ["/tidegate.v1.AdmissionService/Release", "/tidegate.v1.AdmissionService/Renew", "/grpc.health.v1.Health/"];
 
 /// `AdmissionService` as a tower service.
 pub fn admission_service(
@@ -55,28 +70,34 @@ pub(crate) async fn serve_admission(
     listener: TcpListener,
     admission: Arc<Admission>,
     life: Life,
-) -> Result<(), tonic::transport::Error> {
+) {
     let service = admission_service(admission, life.stopping.clone());
-    let (reporter, router) = router(config, &service).await;
-    let stop = sign_off(reporter, &service, life);
-    router.add_service(service).serve_with_incoming_shutdown(incoming(listener), stop).await
+    let (reporter, routes) = routes(&service).await;
+    let pressure = Pressure::default();
+    let answer = answer(routes.add_service(service.clone()), pressure.clone(), MOST_HELD);
+    let settings = config.transport.clone();
+    let most = settings.max_memory;
+    let serving =
+        transport::serve(listener, For::Applications, settings, pressure.clone(), answer, life.stopping.clone());
+    tokio::select! {
+        ((), ()) = async { tokio::join!(serving, sign_off(reporter, &service, life)) } => {}
+        () = pressure.watch(most) => {}
+    }
 }
 
-/// Serves operators until it shall stop, then until the last stream has ended.
-pub(crate) async fn serve_admin(
-    config: &ServerConfig,
-    listener: TcpListener,
-    admission: Arc<Admission>,
-    life: Life,
-) -> Result<(), tonic::transport::Error> {
+/// Serves operators until it shall stop, then until the last stream has ended. They are never refused for want of memory.
+pub(crate) async fn serve_admin(config: &ServerConfig, listener: TcpListener, admission: Arc<Admission>, life: Life) {
     let service = admin_service(admission, life.stopping.clone());
-    let (reporter, router) = router(config, &service).await;
-    let stop = sign_off(reporter, &service, life);
-    router.add_service(service).serve_with_incoming_shutdown(incoming(listener), stop).await
+    let (reporter, routes) = routes(&service).await;
+    let pressure = Pressure::default();
+    let answer = answer(routes.add_service(service.clone()), pressure.clone(), MOST_ADMIN_HELD);
+    let settings = config.transport.clone();
+    let serving = transport::serve(listener, For::Operators, settings, pressure, answer, life.stopping.clone());
+    tokio::join!(serving, sign_off(reporter, &service, life));
 }
 
-/// The transport with health and reflection on it.
-async fn router<S: NamedService>(config: &ServerConfig, _: &S) -> (HealthReporter, Router) {
+/// Health and reflection, for that service.
+async fn routes<S: NamedService>(_: &S) -> (HealthReporter, Routes) {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_serving::<Named<S>>().await;
     let reflection = || {
@@ -89,20 +110,33 @@ async fn router<S: NamedService>(config: &ServerConfig, _: &S) -> (HealthReporte
         reflection().build_v1().expect("the descriptors are compiled in"),
         reflection().build_v1alpha().expect("the descriptors are compiled in"),
     );
-    let router = Server::builder()
-        .http2_keepalive_interval(Some(config.keepalive_interval))
-        .http2_keepalive_timeout(Some(config.keepalive_timeout))
-        .max_concurrent_streams(256)
-        .http2_max_header_list_size(8 << 10)
-        .max_frame_size(16 << 10)
-        .initial_stream_window_size(64 << 10)
-        .initial_connection_window_size(256 << 10)
-        .http2_max_local_error_reset_streams(Some(128))
-        .add_service(health)
-        .add_service(v1)
-        .add_service(v1alpha);
-    (reporter, router)
+    (reporter, Routes::new(health).add_service(v1).add_service(v1alpha))
 }
+
+/// How calls are answered on a connection: by the service of that name, which can know where they came from. When memory
+/// is short, only by what helps.
+fn answer(
+    routes: Routes,
+    pressure: Pressure,
+    most_held: usize,
+) -> impl Fn(&Connection, http::Request<Incoming>) -> Answer + Clone + Send + Sync + 'static {
+    let routes = routes.prepare();
+    move |connection, mut request| {
+        if pressure.refuses(Rung::Calls) && !SPARED.iter().any(|spared| request.uri().path().starts_with(spared)) {
+            let (_, answered) = held::bound(&connection.held, most_held, ());
+            return Box::pin(std::future::ready(Ok(status::short_of_memory().into_http().map(answered))));
+        }
+        let address = TcpConnectInfo { local_addr: None, remote_addr: Some(connection.address) };
+        request.extensions_mut().insert(address);
+        request.extensions_mut().insert(connection.clone());
+        let (head, asked) = request.into_parts();
+        let (asked, answered) = held::bound(&connection.held, most_held, asked);
+        let call = routes.clone().call(http::Request::from_parts(head, asked));
+        Box::pin(async { Ok(call.await?.map(answered)) })
+    }
+}
+
+type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Answered<Body>>, Infallible>> + Send>>;
 
 /// Waits for the stop; says that it comes to those who ask for our health.
 fn sign_off<S: NamedService>(reporter: HealthReporter, _: &S, life: Life) -> impl Future<Output = ()> + use<S> {
@@ -114,13 +148,52 @@ fn sign_off<S: NamedService>(reporter: HealthReporter, _: &S, life: Life) -> imp
     }
 }
 
-fn incoming(listener: TcpListener) -> TcpIncoming {
-    TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(Duration::from_secs(30)))
-}
-
 /// Lets a service's name be given without its type.
 struct Named<S>(std::marker::PhantomData<S>);
 
 impl<S: NamedService> NamedService for Named<S> {
     const NAME: &'static str = S::NAME;
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_proto::v1;
+    use tidegate_proto::v1::admission_service_client::AdmissionServiceClient;
+    use tonic::Code;
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_client::HealthClient;
+
+    use super::*;
+    use crate::settings::TransportSettings;
+
+    #[tokio::test]
+    async fn p21_short_of_memory_only_what_helps_is_answered() {
+        let (pressure, stopping) = (Pressure::default(), CancellationToken::new());
+        let service = admission_service(Arc::new(Admission::default()), stopping.clone());
+        let (_reporter, routes) = routes(&service).await;
+        let answer = answer(routes.add_service(service), pressure.clone(), MOST_HELD);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let settings = TransportSettings::default();
+        tokio::spawn(transport::serve(listener, For::Applications, settings, pressure.clone(), answer, stopping));
+
+        let channel = tonic::transport::Endpoint::from_shared(address).unwrap().connect().await.unwrap();
+        let (mut client, mut health) = (AdmissionServiceClient::new(channel.clone()), HealthClient::new(channel));
+        for (rung, refused) in [(Rung::Waiters, false), (Rung::Calls, true), (Rung::Calm, false)] {
+            pressure.set(rung);
+            let code = client.acquire(v1::AcquireRequest::default()).await.unwrap_err().code();
+            // There is no bulkhead here: who asks it is told so.
+            assert_eq!(code, if refused { Code::ResourceExhausted } else { Code::InvalidArgument }, "{rung:?}");
+            let lease_id = String::from("x");
+            let released =
+                client.release(v1::ReleaseRequest { lease_id: lease_id.clone(), ..Default::default() }).await;
+            assert_eq!(released.unwrap().into_inner().state(), v1::ReleaseState::Unknown);
+            let renew = v1::RenewRequest { seq: 1, lease_ids: vec![lease_id.clone()] };
+            assert_eq!(client.renew(renew).await.unwrap().into_inner().renewals.len(), 1);
+            let renew = v1::RenewLeasesRequest { seq: 2, lease_ids: vec![lease_id] };
+            let mut answers = client.renew_leases(tokio_stream::iter([renew])).await.unwrap().into_inner();
+            assert_eq!(answers.message().await.unwrap().unwrap().seq, 2);
+            health.check(HealthCheckRequest::default()).await.unwrap();
+        }
+    }
 }

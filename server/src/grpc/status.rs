@@ -64,6 +64,16 @@ pub(crate) fn invalid_field(bulkhead: &str, invalid: Invalid) -> Status {
     refuse(Instant::ORIGIN, &Refused::early(Reason::InvalidField, bulkhead, Some(invalid)))
 }
 
+/// A call that is refused before it was read, because memory is short.
+pub(crate) fn short_of_memory() -> Status {
+    too_much_under_way()
+}
+
+/// A call that is refused while it is read, because its connection holds too much already.
+pub(crate) fn too_much_under_way() -> Status {
+    refuse(Instant::ORIGIN, &Refused::early(Reason::ServerCapReached, "", None))
+}
+
 /// Code and message of each reason. A new reason does not compile until it has both.
 fn form(reason: Reason, bulkhead: &str, partition: &str, refusal: &Refusal) -> (Code, String) {
     let Refusal { limit, running, queued, invalid, detail, .. } = refusal;

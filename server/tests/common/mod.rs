@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::{Acquire, Draft, Settings};
-use tidegate_server::{Admission, Ask, Change, Granted, Refused};
+use tidegate_server::{Admission, Ask, Change, Granted, Refused, Waits};
 
 pub(crate) const TTL: Duration = Duration::from_secs(10);
 /// *g* at that ttl.
@@ -37,6 +37,7 @@ pub(crate) fn ask(admission: &Admission, request_id: Option<&str>) -> Ask {
     Ask {
         received: admission.clock().now(),
         bulkhead: "db".into(),
+        waits: Waits::default(),
         request_id: request_id.map(Into::into),
         acquire: Acquire::default(),
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use shuttle::future::block_on;
 use shuttle::thread;
 use tidegate_core::{Acquire, Draft, OnCooldown, Reason, Release};
-use tidegate_server::{Admission, Ask, Change, Granted, Refused};
+use tidegate_server::{Admission, Ask, Change, Granted, Refused, Waits};
 
 /// How many schedules: quick, in CI, in a soak.
 fn schedules() -> usize {
@@ -45,6 +45,7 @@ fn ask(admission: &Admission, request_id: Option<&str>, waits: bool) -> Ask {
     Ask {
         received: admission.clock().now(),
         bulkhead: "db".into(),
+        waits: Waits::default(),
         request_id: request_id.map(Into::into),
         acquire: Acquire {
             max_wait: (!waits).then_some(Duration::ZERO),

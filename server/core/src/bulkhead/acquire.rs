@@ -167,7 +167,7 @@ impl Bulkhead {
         // Each waiter has the room of a lease as well, so that its grant cannot meet the cap.
         let is_capped =
             self.queue.len() >= self.room.waiters || self.leases.len() + self.queue.len() >= self.room.leases;
-        if displaced.is_none() && is_capped {
+        if ask.crowded || (displaced.is_none() && is_capped) {
             return Err(self.held_back(now, Reason::ServerCapReached, standing, ask));
         }
         if let Some(last) = displaced {

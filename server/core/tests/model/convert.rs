@@ -39,6 +39,7 @@ pub fn acquire(ask: &Ask) -> Acquire {
         partition: shell::name(ask.partition).map(Into::into),
         cooldown: ask.cooldown.map(Instant::from_nanos),
         on_cooldown: if ask.waits { OnCooldown::Wait } else { OnCooldown::Refuse },
+        crowded: false,
         holder: Holder::default(),
     }
 }

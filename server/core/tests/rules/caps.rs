@@ -1,6 +1,6 @@
 //! What is capped for the whole server: leases, waiters, and memory (R14, R7).
 
-use tidegate_core::{Acquire, Draft, Reason, Release, Room};
+use tidegate_core::{Acquire, Draft, Priority, Reason, Release, Room};
 
 use super::desk::{ask, at_once, check, cooling, limit, named, seconds};
 
@@ -88,5 +88,20 @@ fn r7_ended_leases_and_spent_ids_share_their_room_and_each_has_half_in_any_case(
         assert_eq!((desk.status().totals.forgotten, desk.core.occupied().remembered), (4, 4));
         assert_eq!(desk.refused(named(3)).reason, Reason::RequestIdSpent);
         desk.granted(Acquire { fingerprint: 1, ..named(2) });
+    });
+}
+
+#[test]
+fn r14_where_the_shell_has_no_room_for_a_waiter_a_newcomer_is_granted_at_once_or_refused() {
+    check(Draft { displace: Some(true), max_queued: Some(1), ..limit(2) }, |desk| {
+        let crowded = |ask: Acquire| Acquire { crowded: true, ..ask };
+        let token = desk.granted(crowded(ask(2)));
+        assert_eq!(desk.refused(crowded(ask(1))).reason, Reason::ServerCapReached);
+        // What it would be refused for in any case comes first.
+        assert_eq!(desk.refused(crowded(at_once(ask(1)))).reason, Reason::ConcurrencyCapacityExhausted);
+        desk.queued(Acquire { priority: Priority::Sheddable, ..ask(1) });
+        assert_eq!(desk.refused(crowded(ask(1))).reason, Reason::ServerCapReached, "it displaces nobody either");
+        assert_eq!(desk.status().queued, 1);
+        desk.release(token);
     });
 }

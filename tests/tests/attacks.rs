@@ -1,0 +1,194 @@
+//! Hostile and broken clients hurt only themselves (P22, P23). One attack at a time: they are measured.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tidegate_tests::attack::{Attack, Flood, stand};
+use tidegate_tests::{Faults, Instant, PATIENCE, Proxy, Server, ask, drain_and_refill, seconds, size, v1};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::sync::Mutex;
+
+const DB: &str =
+    "[[bulkhead]]\nname='db'\nlimit=4\nmax_wait='1m'\nmax_queued=1000\nlease_ttl='2s'\nmax_lease_ttl='1m'\n";
+
+static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rapid_reset() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    stand(Attack::RapidReset, "", true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn continuation() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    stand(Attack::Continuation, "", true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn empty_data() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    stand(Attack::EmptyData, "", true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_flood() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    stand(Attack::Settings, "", true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ping_flood() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    stand(Attack::Ping, "", true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn header_bomb() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    stand(Attack::HeaderBomb, "", true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn oversize_message() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    stand(Attack::OversizeMessage, "", false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn zero_window_reader() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    stand(Attack::ZeroWindow, "", false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unread_renewal_stream() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    stand(Attack::UnreadRenewals, "", false).await;
+    // It answers no PING either, though it sends all the time.
+    gone(Attack::UnreadRenewals, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n", Duration::from_secs(4)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_on_every_stream() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    // A waiter costs some 6 KiB with its stream, and it is this cap that bounds them all. A debug build looks at the whole
+    // queue after each change of it, so there it is shorter.
+    let most = size(1_000, 1_000, 8_000);
+    let crowded = format!(
+        "[server]\nmax_waiters={most}\n[[bulkhead]]\nname='crowded'\nlimit=1\nmax_queued=100000\nmax_wait='1m'\n"
+    );
+    stand(Attack::Waiters, &crowded, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn black_holed_peer() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    for connections in [1, 50] {
+        let server = Server::start(&format!("[server]\nkeepalive_interval='1s'\nkeepalive_timeout='1s'\n{DB}"));
+        let holder = server.client().await;
+        let mut leases = Vec::new();
+        for _ in 0..4 {
+            leases.push(holder.granted(v1::AcquireRequest { lease_ttl: seconds(60), ..ask("db") }).await);
+        }
+        let (before, proxy) = (server.open_files(), Proxy::start(server.admission_address()).await);
+        let mut clients = Vec::new();
+        for _ in 0..connections {
+            let client = tidegate_tests::Client::connect(proxy.address()).await;
+            let stream = client.stub().renew_leases(tokio_stream::pending()).await.unwrap();
+            clients.push((client.start(ask("db")), stream, client));
+        }
+        server.until("db", |now| now.queued as usize == connections).await;
+        proxy.set(Faults::BLACK_HOLE);
+        let start = Instant::now();
+        // 1 s and 1 s of keepalive, and what a busy machine may add.
+        server.until_within(Duration::from_secs(4), "db", |now| now.queued == 0).await;
+        while server.open_files() > before + 1 {
+            assert!(start.elapsed() < Duration::from_secs(4), "{} files are open", server.open_files());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        println!("{connections} black-holed: gone within {:?}", start.elapsed());
+        for lease in leases {
+            assert_eq!(holder.release(&lease.lease_id).await, v1::ReleaseState::Released);
+        }
+        drain_and_refill(&server, "db").await;
+    }
+}
+
+/// Whether the server closes that connection at once.
+async fn is_refused(address: SocketAddr) -> bool {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // What is kept begins with SETTINGS of the server.
+    let read = tokio::time::timeout(PATIENCE, stream.read(&mut [0; 64])).await.expect("it is kept or closed");
+    !matches!(read, Ok(1..))
+}
+
+/// Waits until what was closed is gone from the counts.
+async fn until_accepted(address: SocketAddr) {
+    let start = Instant::now();
+    while is_refused(address).await {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
+#[tokio::test]
+async fn thousand_connections_at_256_file_descriptors() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    let server = Server::start_with_files(DB, 256);
+    let client = server.client().await;
+    drain_and_refill(&server, "db").await;
+    let address = server.admission_address();
+    for _ in 0..size(1, 2, 10) {
+        let mut crowd = Vec::new();
+        for _ in 0..1000 {
+            crowd.push(TcpStream::connect(address).await.unwrap());
+        }
+        // Who was there is served, operators come in, and so do newcomers when the crowd is gone.
+        client.release(&client.take("db").await.lease_id).await;
+        assert!(is_refused(address).await);
+        let admin = tidegate_tests::Admin::connect(server.admin_address()).await;
+        assert_eq!(admin.bulkhead("db").await.status.unwrap().limit, 4);
+        assert!(server.open_files() < 256);
+        drop(crowd);
+        let start = Instant::now();
+        until_accepted(address).await;
+        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    }
+    assert!(!server.logged("cannot accept"), "files are left for the rest");
+    drain_and_refill(&server, "db").await;
+}
+
+/// From one connection and from fifty: gone within what keepalive promises, with the room they took.
+async fn gone(attack: Attack, settings: &str, within: Duration) {
+    for connections in [1, 50] {
+        let server = Server::start(&format!("[server]\n{settings}{DB}"));
+        drain_and_refill(&server, "db").await;
+        let flood = Flood::start(attack, server.admission_address(), connections, 1_000);
+        flood.active(true);
+        let start = Instant::now();
+        while flood.closed() < connections as u64 {
+            assert!(start.elapsed() < within, "{} are still open", flood.open());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert!(start.elapsed() >= Duration::from_millis(900), "they had no time");
+        println!("{attack:?} from {connections}: gone within {:?}", start.elapsed());
+        drop(flood);
+        drain_and_refill(&server, "db").await;
+    }
+}
+
+#[tokio::test]
+async fn half_open_peer() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    // 1 s and 1 s of keepalive, and what a busy machine may add.
+    gone(Attack::HalfOpen, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n", Duration::from_secs(4)).await;
+}
+
+#[tokio::test]
+async fn slow_handshake() {
+    let _turn = ONE_AT_A_TIME.lock().await;
+    gone(Attack::SlowHandshake, "handshake_timeout='1s'\n", Duration::from_secs(3)).await;
+}

@@ -1,0 +1,215 @@
+//! What the server grants connections: how many, how long, and what room on each is not for waiters.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tidegate_tests::{Client, Instant, PATIENCE, Server, ask, drain_and_refill, exercised, reason, seconds, size, v1};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tonic::Code;
+
+const DB: &str =
+    "[[bulkhead]]\nname='db'\nlimit=4\nmax_wait='1m'\nmax_queued=1000\nlease_ttl='2s'\nmax_lease_ttl='1m'\n";
+
+/// Whether the server closes that connection at once.
+async fn is_refused(address: SocketAddr) -> bool {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // What is kept begins with SETTINGS of the server.
+    let read = tokio::time::timeout(PATIENCE, stream.read(&mut [0; 64])).await.expect("it is kept or closed");
+    !matches!(read, Ok(1..))
+}
+
+async fn hold(address: SocketAddr, count: usize) -> Vec<TcpStream> {
+    let mut held = Vec::new();
+    for _ in 0..count {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.read_exact(&mut [0; 9]).await.expect("the server begins");
+        held.push(stream);
+    }
+    held
+}
+
+/// Waits until what was closed is gone from the counts.
+async fn until_accepted(address: SocketAddr) {
+    let start = Instant::now();
+    while is_refused(address).await {
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
+#[tokio::test]
+async fn r14_no_more_connections_than_the_cap_and_operators_have_their_own() {
+    let server = Server::start(&format!("[server]\nmax_connections=5\n{DB}"));
+    let held = hold(server.admission_address(), 5).await;
+    assert!(is_refused(server.admission_address()).await);
+    assert_eq!(server.status("db").await.running, 0);
+    assert!(server.logged("max_connections"));
+    drop(held);
+    until_accepted(server.admission_address()).await;
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn r14_no_more_connections_from_one_address_than_its_cap() {
+    let server = Server::start(&format!("[server]\nmax_connections_per_address=3\n{DB}"));
+    let address = server.admission_address();
+    let _held = hold(address, 3).await;
+    assert!(is_refused(address).await);
+    // Another address of this machine.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut other = socket.connect(address).await.unwrap();
+    other.read_exact(&mut [0; 9]).await.expect("it has a cap of its own");
+}
+
+#[tokio::test]
+async fn p23_a_waiting_acquire_outlives_the_age_of_its_connection_and_a_renewal_stream_ends_with_it() {
+    let server = Server::start(&format!("[server]\nmax_connection_age='1s'\n{DB}"));
+    let holder = server.client().await;
+    let mut leases = Vec::new();
+    for _ in 0..4 {
+        leases.push(holder.granted(v1::AcquireRequest { lease_ttl: seconds(60), ..ask("db") }).await);
+    }
+    let client = server.client().await;
+    let waiter = client.start(ask("db"));
+    server.until("db", |now| now.queued == 1).await;
+    let start = Instant::now();
+    let mut stub = server.client().await.stub();
+    let mut stream = stub.renew_leases(tokio_stream::pending()).await.unwrap().into_inner();
+    let end = tokio::time::timeout(PATIENCE, stream.message()).await.expect("it ends");
+    assert!(end.unwrap().is_none(), "that is no error");
+    let age = start.elapsed();
+    assert!(age >= Duration::from_millis(850) && age < Duration::from_secs(3), "{age:?}");
+    // Long past the age of the waiter's connection: the next one has come of age, too.
+    let mut stub = server.client().await.stub();
+    let mut stream = stub.renew_leases(tokio_stream::pending()).await.unwrap().into_inner();
+    assert!(tokio::time::timeout(PATIENCE, stream.message()).await.expect("it ends").unwrap().is_none());
+    assert!(!waiter.is_finished(), "{waiter:?}");
+    let now = server.status("db").await;
+    assert_eq!(now.queued, 1);
+    for lease in leases {
+        assert_eq!(holder.release(&lease.lease_id).await, v1::ReleaseState::Released);
+    }
+    let lease = waiter.await.unwrap().expect("it is granted on the old connection").lease.unwrap();
+    assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Released);
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn p22_an_error_of_accepting_does_not_end_the_loop() {
+    let server = Server::start(DB);
+    drain_and_refill(&server, "db").await;
+    server.allow_files(3);
+    let mut waiting = Vec::new();
+    let start = Instant::now();
+    while !server.logged("cannot accept a connection") {
+        assert!(start.elapsed() < PATIENCE);
+        waiting.push(TcpStream::connect(server.admission_address()).await.unwrap());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    server.allow_files(512);
+    let start = Instant::now();
+    let client = server.client().await;
+    client.release(&client.take("db").await.lease_id).await;
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p23_waiters_leave_room_on_their_connection_for_release_and_renewals() {
+    let server = Server::start(&format!("[server]\nmax_streams_per_connection=64\n{DB}"));
+    let client = server.client().await;
+    let mut leases = Vec::new();
+    for _ in 0..4 {
+        leases.push(client.granted(v1::AcquireRequest { lease_ttl: seconds(60), ..ask("db") }).await);
+    }
+    // 16 of 64 streams are no waiter's.
+    let waiters: Vec<_> = (0..48).map(|_| client.start(ask("db"))).collect();
+    server.until("db", |now| now.queued == 48).await;
+    let bound = Duration::from_secs(5);
+    let refused = tokio::time::timeout(bound, client.refused(ask("db"))).await.expect("it finds a stream");
+    assert_eq!((refused.code, &refused.reason[..]), (Code::ResourceExhausted, "SERVER_CAP_REACHED"));
+    assert!(refused.retry_delay.is_some());
+    // Another connection has room, and one that needs no place is served.
+    let other = server.client().await;
+    let elsewhere = other.start(ask("db"));
+    server.until("db", |now| now.queued == 49).await;
+    elsewhere.abort();
+    let renewed = tokio::time::timeout(bound, client.renew_one(&leases[0].lease_id)).await.expect("it finds a stream");
+    assert_eq!(renewed, v1::RenewalState::Renewed);
+    for lease in leases {
+        client.release(&lease.lease_id).await;
+    }
+    for waiter in waiters {
+        let lease = waiter.await.unwrap().expect("its turn came").lease.unwrap();
+        client.release(&lease.lease_id).await;
+    }
+    assert_eq!(client.release(&client.take("db").await.lease_id).await, v1::ReleaseState::Released);
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn p21_without_memory_no_connection_is_taken_but_operators_are_served() {
+    let server = Server::start(&format!("[server]\nmax_memory=1048576\n{DB}"));
+    let start = Instant::now();
+    while !server.logged("short of memory") {
+        assert!(start.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(is_refused(server.admission_address()).await);
+    assert_eq!(server.status("db").await.running, 0);
+}
+
+/// The names and partitions that callers invent take no more memory than the caps allow.
+#[tokio::test(flavor = "multi_thread")]
+async fn p21_a_flood_of_invented_names_and_partitions_grows_nothing_beyond_the_caps() {
+    let bulkheads = 1_000;
+    let config = "[server]\nmax_bulkheads=1000\nmax_partitions=1000\nmax_remembered=10000\n\
+        [[bulkhead]]\nname='db'\nlimit=4\nlease_ttl='2s'\n[[template]]\npattern='invented/*'\nlimit=1\nlease_ttl='2s'\n";
+    let server = Server::start(config);
+    let clients = server.clients(4).await;
+    let flood = async |names: std::ops::Range<usize>| {
+        let calls = clients.iter().map(|client| {
+            let (client, names) = (client.clone(), names.clone());
+            tokio::spawn(async move { invent(&client, names).await })
+        });
+        let mut refused = 0;
+        for call in calls.collect::<Vec<_>>() {
+            refused += call.await.unwrap();
+        }
+        refused
+    };
+    // All caps are reached, then ten times as many come.
+    flood(0..bulkheads).await;
+    let before = server.resident();
+    let names = size(1_000, 2_500, 125_000);
+    let refused = flood(bulkheads..bulkheads + names).await;
+    exercised("refused for a cap", refused, names);
+    let grown = server.resident().saturating_sub(before);
+    println!("{} names and partitions: {} KiB at the caps, {} KiB more", names * 8, before >> 10, grown >> 10);
+    assert!(grown <= 32 << 20, "{grown}");
+    drain_and_refill(&server, "db").await;
+}
+
+/// Asks for permits of names, and reports partitions, that nobody has asked for before; answers how many were refused.
+async fn invent(client: &Client, names: std::ops::Range<usize>) -> usize {
+    let mut refused = 0;
+    let mut see = |code: Option<(Code, String)>| {
+        if let Some((code, reason)) = code {
+            assert_eq!((code, &reason[..]), (Code::ResourceExhausted, "SERVER_CAP_REACHED"));
+            refused += 1;
+        }
+    };
+    let told = |status: tonic::Status| (status.code(), reason(&status));
+    for _ in names {
+        let number: u64 = rand::random();
+        let partition = format!("{number:0>200}");
+        let acquire = v1::AcquireRequest { max_wait: seconds(0), ..ask(&format!("invented/{number:0>200}")) };
+        see(client.acquire(acquire).await.err().map(told));
+        let report = v1::ReportRetryAfterRequest { partition, retry_after: seconds(60), ..Default::default() };
+        see(client.stub().report_retry_after(report).await.err().map(told));
+    }
+    refused
+}
