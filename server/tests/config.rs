@@ -24,7 +24,7 @@ fn rule(random: &mut StdRng, text: &mut String) {
     maybe(text, format!("lease_ttl = '{}s'", 2 + limit % 100));
     maybe(text, format!("max_lease_ttl = \"{}s\"", 150 + limit % 100));
     maybe(text, format!("aging_step = \"{}us\"", limit * 1001));
-    maybe(text, format!("displace = {}", limit % 2 == 0));
+    maybe(text, format!("displace = {}", limit.is_multiple_of(2)));
     maybe(text, format!("mode = \"{}\"", ["enforcing", "shadow", "paused", "closed"][limit % 4]));
 }
 
