@@ -61,9 +61,9 @@ impl ServerSettings {
     }
 
     /// What holds of `new` without a restart: caps stay as they are.
-    pub(crate) fn reloaded(&self, new: Self) -> Self {
+    pub(crate) fn reloaded(&self, new: &Self) -> Self {
         let Self { max_bulkheads, max_leases, max_waiters, max_partitions, max_remembered, .. } = *self;
-        Self { max_bulkheads, max_leases, max_waiters, max_partitions, max_remembered, ..new }
+        Self { max_bulkheads, max_leases, max_waiters, max_partitions, max_remembered, ..new.clone() }
     }
 
     /// Settings of a bulkhead with what all of them have in common.
@@ -150,6 +150,6 @@ mod tests {
         let (old, day) = (ServerSettings::default(), Duration::from_hours(24));
         let times = ServerSettings { max_cooldown: day, ramp_step: Duration::ZERO, idle_after: day, ..old.clone() };
         let caps = ServerSettings { max_partitions: 1, max_bulkheads: 2, max_leases: 3, ..times.clone() };
-        assert_eq!(old.reloaded(ServerSettings { max_waiters: 4, max_remembered: 5, ..caps }), times);
+        assert_eq!(old.reloaded(&ServerSettings { max_waiters: 4, max_remembered: 5, ..caps }), times);
     }
 }

@@ -11,7 +11,7 @@ use tidegate_server::config::Config;
 
 /// Some of the settings of a bulkhead, each within its range and fitting the others.
 fn rule(random: &mut StdRng, text: &mut String) {
-    let limit = random.random_range(1..2000);
+    let limit: usize = random.random_range(1..2000);
     writeln!(text, "limit = {limit}").unwrap();
     let mut maybe = |text: &mut String, line: String| {
         if random.random_bool(0.4) {
@@ -24,8 +24,8 @@ fn rule(random: &mut StdRng, text: &mut String) {
     maybe(text, format!("lease_ttl = '{}s'", 2 + limit % 100));
     maybe(text, format!("max_lease_ttl = \"{}s\"", 150 + limit % 100));
     maybe(text, format!("aging_step = \"{}us\"", limit * 1001));
-    maybe(text, format!("displace = {}", limit % 2 == 0));
-    maybe(text, format!("mode = \"{}\"", ["enforcing", "shadow", "paused", "closed"][limit as usize % 4]));
+    maybe(text, format!("displace = {}", limit.is_multiple_of(2)));
+    maybe(text, format!("mode = \"{}\"", ["enforcing", "shadow", "paused", "closed"][limit % 4]));
 }
 
 fn configuration(random: &mut StdRng) -> String {

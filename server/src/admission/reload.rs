@@ -40,7 +40,7 @@ impl Admission {
     /// configuration does not name stays; one that it named before and names no more is deleted.
     pub fn reload(&self, plan: Plan) -> Result<usize, NoRoom> {
         let mut last = self.plan.lock();
-        let plan = Plan { settings: last.settings.reloaded(plan.settings), ..plan };
+        let plan = Plan { settings: last.settings.reloaded(&plan.settings), ..plan };
         let before: HashMap<&str, &Settings> = last.bulkheads.iter().map(|(name, of)| (&name[..], of)).collect();
         let wanted: HashSet<&str> = plan.bulkheads.iter().map(|(name, _)| &name[..]).collect();
         let differs = |(name, new): &&(String, Settings)| before.get(&name[..]) != Some(&new);
@@ -157,11 +157,11 @@ impl Admission {
 
     /// Remembers what changed. Answers whether anything did.
     fn note(&self, bulkhead: &Arc<str>, changes: Vec<AuditChange>) -> bool {
-        let changed = !changes.is_empty();
-        if changed {
+        let any = !changes.is_empty();
+        if any {
             self.audit.bulkhead(Change::file(), bulkhead.clone(), changes);
         }
-        changed
+        any
     }
 }
 

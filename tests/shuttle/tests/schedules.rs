@@ -11,7 +11,7 @@ use std::time::Duration;
 use shuttle::future::block_on;
 use shuttle::thread;
 use tidegate_core::{Acquire, Draft, OnCooldown, Reason, Release};
-use tidegate_server::{Admission, Ask, Change, Granted, Refused, Waits};
+use tidegate_server::{Admission, Ask, Change, Granted, Plan, Refused, ServerSettings, Template, Waits};
 
 #[path = "schedules/operators.rs"]
 mod operators;
@@ -293,5 +293,22 @@ fn a_withdrawal_against_a_grant_leaves_nothing_behind() {
             assert_eq!(refused.refusal.reason, Reason::RequestIdSpent);
         }
         refill(&admission);
+    });
+}
+
+#[test]
+fn a_name_first_asked_for_while_its_template_changes_takes_the_new_one() {
+    check(|| {
+        let template = |limit| vec![Template { pattern: "d*".into(), settings: settings(limit) }];
+        let admission = Arc::new(Admission::new(ServerSettings::default(), template(1)));
+        let reloading = thread::spawn({
+            let admission = admission.clone();
+            move || admission.reload(Plan { templates: template(2), ..Plan::default() }).unwrap()
+        });
+        let granted = try_acquire(&admission).unwrap();
+        reloading.join().unwrap();
+        let view = admission.bulkhead("db").unwrap();
+        assert_eq!((view.settings.limit(), view.status.limit), (2, 2));
+        release(&admission, &granted);
     });
 }
