@@ -10,8 +10,7 @@ servers=()
 trap 'kill "${servers[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
 
 command -v h2load >/dev/null || { echo 'h2load is missing: install the package nghttp2-client'; exit 1; }
-cargo build --quiet --release -p tidegate-server --bins --examples
-cargo build --quiet --release -p tidegate-tests --bin figures
+cargo build --quiet --release -p tidegate-server --bins --examples -p tidegate-tests
 target=${CARGO_TARGET_DIR:-target}/release
 
 cat >"$work/config.toml" <<'TOML'
@@ -68,6 +67,6 @@ echo "processor time of the server for an Acquire, us: $(median <"$work/ours"), 
 echo "the same of a bare tonic echo, us:               $(median <"$work/bare")"
 echo "ratio in pairs:                                  $(median <"$work/ratio")"
 
-"$target/figures"
+TIDEGATE_SERVER=$target/tidegate-server "$target/figures"
 
 cargo bench --quiet -p tidegate-core --bench figures
