@@ -340,7 +340,10 @@ impl Admission {
         if self.clock.stalled() > state.bulkhead.forgiven() {
             state.bulkhead.forgive(self.clock.stall());
         }
-        if let Some(room) = self.caps.lend(state.room, state.bulkhead.occupied()) {
+        // What is gone gives nothing back.
+        if !state.dead
+            && let Some(room) = self.caps.lend(state.room, state.bulkhead.occupied())
+        {
             state.room = room;
             state.bulkhead.set_room(room);
         }

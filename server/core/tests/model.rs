@@ -25,6 +25,8 @@ mod cooldowns;
 mod leases;
 #[path = "model/newcomer.rs"]
 mod newcomer;
+#[path = "model/operators.rs"]
+mod operators;
 #[path = "model/oracle.rs"]
 mod oracle;
 #[path = "model/pair.rs"]

@@ -18,6 +18,8 @@ mod hints;
 mod leases;
 #[path = "rules/limit.rs"]
 mod limit;
+#[path = "rules/operators.rs"]
+mod operators;
 #[path = "rules/queue.rs"]
 mod queue;
 #[path = "rules/ramp.rs"]

@@ -13,10 +13,13 @@ use shuttle::thread;
 use tidegate_core::{Acquire, Draft, OnCooldown, Reason, Release};
 use tidegate_server::{Admission, Ask, Change, Granted, Plan, Refused, ServerSettings, Template, Waits};
 
+#[path = "schedules/operators.rs"]
+mod operators;
+
 /// How many schedules: quick, in CI, in a soak.
 fn schedules() -> usize {
     match std::env::var("TIDEGATE_TESTS").as_deref() {
-        Ok("ci") => 12_500,
+        Ok("ci") => 7_500,
         Ok("soak") => 500_000,
         _ => 2_000,
     }
@@ -39,6 +42,16 @@ fn settings(limit: u32) -> tidegate_core::Settings {
     Draft { limit: Some(limit), ceiling: Some(4), max_wait: Some(Duration::from_hours(1)), ..Draft::default() }
         .try_into()
         .unwrap()
+}
+
+fn running(admission: &Admission) -> u32 {
+    admission.bulkhead("db").unwrap().status.running
+}
+
+/// Waits for a permit, on a thread of its own.
+fn waits(admission: &Arc<Admission>) -> thread::JoinHandle<Result<Granted, Refused>> {
+    let admission = admission.clone();
+    thread::spawn(move || block_on(admission.acquire(ask(&admission, None, true))))
 }
 
 fn ask(admission: &Admission, request_id: Option<&str>, waits: bool) -> Ask {

@@ -4,6 +4,7 @@
 
 use proptest::prelude::*;
 use proptest::sample::select;
+use tidegate_core::Mode;
 
 use super::cooldowns::PARTITIONS;
 use super::plain::{MS, Rules, SECOND};
@@ -31,6 +32,7 @@ pub enum Border {
     Stall,
     Memory,
     Cooldown,
+    Revert,
 }
 
 #[derive(Clone, Debug)]
@@ -38,15 +40,22 @@ pub enum Command {
     Acquire(Wish),
     Release(Token),
     ReleaseRequest(u64),
-    Renew(Token),
-    SetLimit(Limit),
+    /// On the stream with that number, if on one.
+    Renew(Token, Option<u64>),
+    /// For so many milliseconds, or for good.
+    SetLimit(Limit, Option<u64>),
     Leave(Call),
     /// A waiter that was granted hears of it.
     Confirm(Token),
     /// A waiter that was granted is gone.
     GiveBack(Token),
-    /// The start limit, if it changes, and the ceiling.
-    Configure(Option<u32>, u32),
+    /// The start limit and the mode, if they change, and the ceiling.
+    Configure(Option<u32>, u32, Option<Mode>),
+    SetMode(Mode),
+    /// An operator takes a lease back, maybe at once.
+    Revoke(Token, bool),
+    /// The server is stopping.
+    Drain,
     /// The server stands still for that many milliseconds.
     Stall(u64),
     Advance,
@@ -126,6 +135,7 @@ fn rules() -> impl Strategy<Value = Rules> {
             max_ttl: 5 * SECOND,
             displace,
             ramp_step,
+            mode: Mode::Enforcing,
         },
     )
 }
@@ -137,6 +147,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => Just(Border::Stall),
         1 => Just(Border::Memory),
         8 => Just(Border::Cooldown),
+        4 => Just(Border::Revert),
     ];
     prop_oneof![
         60 => Just(Step::None),
@@ -151,12 +162,15 @@ fn command() -> impl Strategy<Value = Command> {
         32 => wish().prop_map(Command::Acquire),
         19 => token().prop_map(Command::Release),
         3 => (0..8_u64).prop_map(Command::ReleaseRequest),
-        9 => token().prop_map(Command::Renew),
-        20 => limit().prop_map(Command::SetLimit),
+        9 => (token(), prop::option::of(0..3_u64)).prop_map(|(token, stream)| Command::Renew(token, stream)),
+        20 => (limit(), revert_after()).prop_map(|(limit, after)| Command::SetLimit(limit, after)),
         4 => call().prop_map(Command::Leave),
         3 => unheard().prop_map(Command::Confirm),
         3 => unheard().prop_map(Command::GiveBack),
-        2 => (prop::option::of(1..=5_u32), 2..=8_u32).prop_map(|(limit, ceiling)| Command::Configure(limit, ceiling)),
+        2 => (prop::option::of(1..=5_u32), 2..=8_u32, prop::option::weighted(0.2, mode()))
+            .prop_map(|(limit, ceiling, mode)| Command::Configure(limit, ceiling, mode)),
+        3 => operate(),
+        4 => (token(), prop::bool::weighted(0.3)).prop_map(|(token, immediate)| Command::Revoke(token, immediate)),
         2 => select(vec![101, 300, 499, 501, 2_000, 10_000]).prop_map(Command::Stall),
         3 => Just(Command::Advance),
         6 => report(),
@@ -197,6 +211,20 @@ fn wish() -> impl Strategy<Value = Wish> {
             waits,
         },
     )
+}
+
+/// Rarely the last: whoever comes after that is refused.
+fn operate() -> impl Strategy<Value = Command> {
+    prop_oneof![40 => mode().prop_map(Command::SetMode), 1 => Just(Command::Drain)]
+}
+
+fn mode() -> impl Strategy<Value = Mode> {
+    let modes = [(6, Mode::Enforcing), (2, Mode::Shadow), (2, Mode::Paused), (2, Mode::Closed)];
+    prop::strategy::Union::new_weighted(modes.map(|(weight, mode)| (weight, Just(mode))).into())
+}
+
+fn revert_after() -> impl Strategy<Value = Option<u64>> {
+    prop::option::weighted(0.4, select(vec![1, 50, 300, 1_000, 5_000]))
 }
 
 /// One of them is in the most trouble.

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tidegate_core::{
     Acquire, Draft, Grant, Holder, Instant, OnCooldown, Priority, Reason, Refusal, Release, Renewal, RequestKey,
-    Settings,
+    Revert, Revoked, Settings,
 };
 
+use super::leases::Lease;
 use super::plain::{Answer, Ask, Rules};
 use super::shell;
 
@@ -21,6 +22,7 @@ pub fn settings(rules: &Rules) -> Settings {
         aging_step: Some(Duration::from_nanos(rules.aging_step)),
         displace: Some(rules.displace),
         ramp_step: Some(Duration::from_nanos(rules.ramp_step)),
+        mode: Some(rules.mode),
         ..Draft::default()
     };
     Settings::try_from(draft).unwrap()
@@ -29,7 +31,7 @@ pub fn settings(rules: &Rules) -> Settings {
 pub fn acquire(ask: &Ask) -> Acquire {
     Acquire {
         permits: ask.permits,
-        priority: [Priority::Critical, Priority::Normal, Priority::Sheddable][usize::try_from(ask.rank).unwrap()],
+        priority: priority(ask.rank),
         max_wait: ask.max_wait.map(Duration::from_nanos),
         deadline: ask.deadline.map(Instant::from_nanos),
         answer_by: ask.answer_by.map(Instant::from_nanos),
@@ -42,6 +44,19 @@ pub fn acquire(ask: &Ask) -> Acquire {
         crowded: false,
         holder: Holder::default(),
     }
+}
+
+pub fn priority(rank: u64) -> Priority {
+    [Priority::Critical, Priority::Normal, Priority::Sheddable][usize::try_from(rank).unwrap()]
+}
+
+pub fn revert((at, limit): (u64, u32)) -> Revert {
+    Revert { at: Instant::from_nanos(at), limit }
+}
+
+pub fn revoked(lease: &Lease) -> Revoked {
+    let request = lease.ask.request.map(request);
+    Revoked { permits: lease.ask.permits, ttl: Duration::from_nanos(lease.ttl), request, stream: lease.stream }
 }
 
 pub fn request(number: u64) -> RequestKey {
@@ -70,6 +85,7 @@ pub fn refused(refusal: &Refusal) -> Answer {
                 | Reason::WaitTimeout
                 | Reason::Displaced
                 | Reason::ServerCapReached
+                | Reason::Draining
         );
     let within = |hint| cools || (Duration::from_millis(50)..=Duration::from_mins(1)).contains(&hint);
     assert_eq!(hint.is_some_and(within), helps, "the hint of {refusal:?}");

@@ -79,7 +79,7 @@ impl Oracle {
 
     /// No permit of a partition runs, or so many more would be within its ramp.
     pub fn ramp_has_room(&self, partition: usize, ramp: u32, permits: u32) -> bool {
-        let running = self.leases.running_of(partition);
+        let running = self.leases.running_of(|lease| lease.ask.partition == partition && self.counts(lease));
         running == 0 || running + permits <= ramp
     }
 

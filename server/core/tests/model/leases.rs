@@ -13,6 +13,12 @@ pub struct Lease {
     pub end: u64,
     /// Somebody heard of it.
     pub told: bool,
+    /// The rule granted it, or would have (R12).
+    pub marked: bool,
+    /// An operator took it back.
+    pub revoked: bool,
+    /// The stream that last renewed it.
+    pub stream: Option<u64>,
     /// What a release answers now that it is over, and until when that is remembered.
     pub over: Option<(Release, u64)>,
 }
@@ -26,6 +32,10 @@ pub struct Leases {
     pub keep_spent: u64,
     pub last_token: u64,
     pub quiet_until: u64,
+    /// How many were taken back.
+    pub revoked: u64,
+    /// How many of those ran to their end.
+    pub ran_out: u64,
 }
 
 impl Leases {
@@ -34,17 +44,18 @@ impl Leases {
     }
 
     pub fn running(&self) -> u32 {
-        self.all.values().filter(|lease| lease.over.is_none()).map(|lease| lease.ask.permits).sum()
+        self.running_of(|_| true)
     }
 
-    pub fn running_of(&self, partition: usize) -> u32 {
-        self.live(|lease| lease.ask.partition == partition).iter().map(|token| self.all[token].ask.permits).sum()
+    pub fn running_of(&self, which: impl Fn(&Lease) -> bool) -> u32 {
+        self.live(which).iter().map(|token| self.all[token].ask.permits).sum()
     }
 
-    pub fn grant(&mut self, now: u64, ask: &Ask, told: bool) -> Answer {
+    pub fn grant(&mut self, now: u64, ask: &Ask, told: bool, marked: bool) -> Answer {
         self.last_token += 1;
         let ttl = ask.ttl.unwrap_or(self.ttl);
-        let lease = Lease { ask: ask.clone(), ttl, granted_at: now, end: now + ttl, told, over: None };
+        let (ask, end) = (ask.clone(), now + ttl);
+        let lease = Lease { ask, ttl, granted_at: now, end, told, marked, revoked: false, stream: None, over: None };
         self.all.insert(self.last_token, lease);
         self.answer(self.last_token, false)
     }
@@ -56,12 +67,14 @@ impl Leases {
 
     pub fn expire(&mut self, now: u64) {
         for token in self.live(|lease| lease.end.max(self.quiet_until) <= now) {
+            self.ran_out += u64::from(self.all[&token].revoked);
             self.end(now, token, Release::Expired);
         }
     }
 
     fn end(&mut self, now: u64, token: u64, answer: Release) {
         let lease = self.all.get_mut(&token).unwrap();
+        let answer = if lease.revoked { Release::Revoked } else { answer };
         (lease.told, lease.over) = (true, Some((answer, now + 60 * SECOND)));
         self.spent.extend(lease.ask.request.map(|request| (request, answer, now + self.keep_spent)));
     }
@@ -73,17 +86,20 @@ impl Leases {
         Some(if now < over.1 { over.0 } else { Release::Ended })
     }
 
-    pub fn renew(&mut self, now: u64, token: u64) -> Result<u64, Release> {
+    pub fn renew(&mut self, now: u64, token: u64, stream: Option<u64>) -> Result<u64, Release> {
         self.fate(now, token).map_or(Ok(()), Err)?;
         let lease = self.all.get_mut(&token).unwrap();
-        lease.end = now + lease.ttl;
+        if lease.revoked {
+            return Err(Release::Revoked);
+        }
+        (lease.end, lease.stream) = (now + lease.ttl, stream.or(lease.stream));
         Ok(lease.ttl)
     }
 
     pub fn release(&mut self, now: u64, token: u64) -> Release {
         self.fate(now, token).unwrap_or_else(|| {
             self.end(now, token, Release::AlreadyReleased);
-            Release::Released
+            if self.all[&token].revoked { Release::Revoked } else { Release::Released }
         })
     }
 
@@ -111,9 +127,24 @@ impl Leases {
         if self.all[&token].ask.print != ask.print {
             return Some(Err(Reason::RequestIdReused));
         }
-        self.renew(now, token).unwrap();
+        if self.renew(now, token, None).is_err() {
+            return Some(Err(Reason::RequestIdSpent));
+        }
         self.confirm(token);
         Some(Ok(self.answer(token, true)))
+    }
+
+    /// Answers what there was to take back.
+    pub fn revoke(&mut self, now: u64, token: u64, immediate: bool) -> Option<&Lease> {
+        if self.fate(now, token).is_some() {
+            return None;
+        }
+        let again = std::mem::replace(&mut self.all.get_mut(&token)?.revoked, true);
+        self.revoked += u64::from(!again);
+        if immediate {
+            self.end(now, token, Release::Revoked);
+        }
+        self.all.get(&token)
     }
 
     pub fn confirm(&mut self, token: u64) {

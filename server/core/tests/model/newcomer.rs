@@ -1,6 +1,6 @@
 //! What the oracle tells a request it has not seen before (R2, R3, R9 to R11, R14).
 
-use tidegate_core::Reason;
+use tidegate_core::{Mode, Reason};
 
 use super::cooldowns::{Phase, phase};
 use super::oracle::Oracle;
@@ -8,6 +8,9 @@ use super::plain::{Answer, Ask, Waiter};
 
 impl Oracle {
     pub fn newcomer(&mut self, now: u64, ask: &Ask) -> Answer {
+        if self.draining || self.rules.mode == Mode::Closed {
+            return self.refuse(if self.draining { Reason::Draining } else { Reason::BulkheadClosed });
+        }
         if let Some(reason) = ask.wrong(&self.rules) {
             return self.refuse(reason);
         }
@@ -18,10 +21,18 @@ impl Oracle {
         let place = (now + ask.rank * self.rules.aging_step, self.calls);
         let is_first = self.first(now).is_none_or(|first| place < self.queue[first].place);
         let ramp = self.held_by_ramp(phase, ask);
-        let could_run = is_first && ramp.is_none() && self.leases.running() + ask.permits <= self.limit;
-        if could_run && !matches!(phase, Phase::Cooling(_)) {
-            let has_room = self.has_room_for_lease();
-            return if has_room { self.leases.grant(now, ask, true) } else { self.refuse(Reason::ServerCapReached) };
+        let could_run = is_first && ramp.is_none() && self.fits(ask.permits) && self.rules.mode != Mode::Paused;
+        let by_rule = could_run && !matches!(phase, Phase::Cooling(_));
+        if by_rule || self.rules.mode == Mode::Shadow {
+            if !self.has_room_for_lease() {
+                return self.refuse(Reason::ServerCapReached);
+            }
+            if !by_rule {
+                // As if there were always room in the queue for one more.
+                let place = self.place(now, ask, phase, could_run, true);
+                *(if place.is_ok() { &mut self.would_wait } else { &mut self.would_refuse }) += 1;
+            }
+            return self.leases.grant(now, ask, true, by_rule);
         }
         let displaced = self.displaced(ask);
         match self.place(now, ask, phase, could_run, displaced.is_some()) {
@@ -34,7 +45,7 @@ impl Oracle {
                     self.ends[ask.partition] = self.ends[ask.partition].max(ask.cooldown);
                 }
                 self.calls += 1;
-                self.queue.push(Waiter { call: self.calls, end, place, ask: ask.clone() });
+                self.queue.push(Waiter { call: self.calls, since: now, end, place, ask: ask.clone() });
                 Answer::Queued(self.calls)
             }
             Err(reason) => match (reason, phase) {

@@ -1,9 +1,9 @@
 //! What a bulkhead has to do, told simply: a list of waiters, a map of leases, all else found by looking through them.
 
 use super::cooldowns::PARTITIONS;
-use super::leases::Leases;
+use super::leases::{Lease, Leases};
 use super::plain::{Answer, Ask, Rules, Waiter};
-use tidegate_core::{Reason, Release, Room};
+use tidegate_core::{Mode, Reason, Release, Room};
 
 #[derive(Default)]
 pub struct Oracle {
@@ -17,6 +17,15 @@ pub struct Oracle {
     pub effects: Vec<(Waiter, Answer)>,
     pub grants_resume: u64,
     pub calls: usize,
+    /// When the limit goes back, and to what.
+    pub revert: Option<(u64, u32)>,
+    /// From what to what it went back in this step.
+    pub reverted: Option<(u32, u32)>,
+    /// Why it is in its mode.
+    pub detail: String,
+    pub draining: bool,
+    pub would_wait: u64,
+    pub would_refuse: u64,
 }
 
 impl Oracle {
@@ -27,6 +36,11 @@ impl Oracle {
         }
         self.leases.expire(now);
         self.forget_calm(now);
+        if let Some((_, limit)) = self.revert.take_if(|revert| revert.0 <= now) {
+            let before = std::mem::replace(&mut self.limit, limit.min(self.rules.ceiling));
+            self.reverted = Some((before, self.limit));
+            self.forget_calm(now);
+        }
         self.grant_waiters(now);
         let answer = work(self);
         self.forget_calm(now);
@@ -96,12 +110,67 @@ impl Oracle {
 
     fn grant_waiters(&mut self, now: u64) {
         while let Some(at) = self.first(now)
-            && self.leases.running() + self.queue[at].ask.permits <= self.limit
+            && self.fits(self.queue[at].ask.permits)
+            && self.rules.mode == Mode::Enforcing
             && self.grants_resume <= now
         {
-            let waiter = self.take(at);
-            let granted = self.leases.grant(now, &waiter.ask, false);
-            self.effects.push((waiter, granted));
+            self.grant_waiter(now, at, true);
+        }
+    }
+
+    fn grant_waiter(&mut self, now: u64, at: usize, marked: bool) {
+        let waiter = self.take(at);
+        let granted = self.leases.grant(now, &waiter.ask, false, marked);
+        self.effects.push((waiter, granted));
+    }
+
+    /// Which leases fill the rule's `running`.
+    pub fn counts(&self, lease: &Lease) -> bool {
+        self.rules.mode != Mode::Shadow || lease.marked
+    }
+
+    pub fn fits(&self, permits: u32) -> bool {
+        self.leases.running_of(|lease| self.counts(lease)) + permits <= self.limit
+    }
+
+    /// Answers whether there is such a limit.
+    pub fn set_limit(&mut self, now: u64, limit: u32, revert_after: Option<u64>) -> bool {
+        let within = (1..=self.rules.ceiling).contains(&limit);
+        if within {
+            let before = self.revert.map_or(self.limit, |revert| revert.1);
+            self.revert = revert_after.map(|after| (now + after, before));
+            self.limit = limit;
+        }
+        within
+    }
+
+    pub fn configure(&mut self, now: u64, rules: Rules) {
+        let Rules { limit, ceiling, mode, .. } = rules;
+        if limit != self.rules.limit {
+            (self.limit, self.revert) = (limit, None);
+        }
+        if mode != self.rules.mode {
+            self.detail.clear();
+        }
+        (self.rules, self.limit) = (rules, self.limit.min(ceiling));
+        while self.refuse_waiter(Reason::PermitsExceedCeiling, |waiter| waiter.ask.permits > ceiling) {}
+        self.empty_queue(now);
+    }
+
+    /// Where nobody waits, everybody goes: first come, first served.
+    pub fn empty_queue(&mut self, now: u64) {
+        let mode = self.rules.mode;
+        if !self.draining && matches!(mode, Mode::Enforcing | Mode::Paused) {
+            return;
+        }
+        while let Some(at) = (0..self.queue.len()).min_by_key(|&at| self.queue[at].place) {
+            let call = self.queue[at].call;
+            if mode == Mode::Shadow && !self.draining {
+                self.grant_waiter(now, at, false);
+            } else {
+                let reason = if self.draining { Reason::Draining } else { Reason::BulkheadClosed };
+                self.refuse_waiter(reason, |waiter| waiter.call == call);
+            }
         }
     }
 

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use tidegate_core::{Bulkhead, Decision, FencingToken, Instant, Reason, Renewal, Room, Stall, WaiterId};
+use tidegate_core::{Bulkhead, Decision, FencingToken, Instant, Mode, Reason, Renewal, Room, Stall, WaiterId};
 
-use super::commands::{Call, Command, Limit, Step, Token, Wish};
+use super::commands::{Call, Command, Step, Token, Wish};
 use super::convert;
 use super::cooldowns::PARTITIONS;
 use super::oracle::Oracle;
@@ -88,7 +88,8 @@ impl Pair {
         if self.loud {
             eprintln!("{} ns: {what:?}", self.now - START);
         }
-        self.may_run = self.oracle.limit.max(self.oracle.leases.running());
+        let reverted = self.oracle.revert.filter(|&(at, _)| at <= self.now).map_or(0, |(_, limit)| limit);
+        self.may_run = self.oracle.limit.max(self.oracle.leases.running()).max(reverted);
         // The shell tells it before each call; only the first time counts.
         self.core.forgive(self.stall);
         self.settled = self.now;
@@ -113,29 +114,25 @@ impl Pair {
                 let expected = self.oracle.step(now, |oracle| oracle.release_request(now, request));
                 self.compare("release by request id", &done.answer, done.effects, &expected);
             }
-            Command::Renew(token) => {
+            Command::Renew(token, stream) => {
                 let token = self.token(token);
-                let done = self.core.renew(at, FencingToken::from_u64(token), None);
-                let expected = self.oracle.step(now, |oracle| oracle.leases.renew(now, token));
+                let done = self.core.renew(at, FencingToken::from_u64(token), stream);
+                let expected = self.oracle.step(now, |oracle| oracle.leases.renew(now, token, stream));
                 if let Renewal::Renewed { floor, .. } = done.answer {
                     self.floors.push(floor.as_u64());
                 }
                 self.compare("renew", &convert::renewed(done.answer), done.effects, &expected);
             }
-            Command::SetLimit(limit) => {
-                let ceiling = self.oracle.rules.ceiling;
-                let limit = match limit {
-                    Limit::Within(nth) => 1 + nth % ceiling,
-                    Limit::Above(more) => ceiling + 1 + more,
-                    Limit::Zero => 0,
-                };
-                let done = self.core.set_limit(at, limit, None);
-                let expected = self.oracle.step(now, |oracle| {
-                    let within = (1..=ceiling).contains(&limit);
-                    oracle.limit = if within { limit } else { oracle.limit };
-                    within
+            Command::SetLimit(limit, revert_after) => self.set_limit(limit, revert_after),
+            Command::SetMode(mode) => self.set_mode(mode),
+            Command::Revoke(token, immediate) => self.revoke(token, immediate),
+            Command::Drain => {
+                let done = self.core.drain(at);
+                self.oracle.step(now, |oracle| {
+                    oracle.draining = true;
+                    oracle.empty_queue(now);
                 });
-                self.compare("set limit", &done.answer.is_ok(), done.effects, &expected);
+                self.compare("drain", &done.answer, done.effects, &());
             }
             Command::Leave(call) => {
                 let Some(call) = self.call(call) else { return };
@@ -158,7 +155,7 @@ impl Pair {
                 self.tally.count("take back", unheard.outcome());
                 self.compare("give back", &done.answer, done.effects, &());
             }
-            Command::Configure(limit, ceiling) => self.configure(limit, ceiling),
+            Command::Configure(limit, ceiling, mode) => self.configure(limit, ceiling, mode),
             Command::Stall(millis) => {
                 let gap = Duration::from_millis(millis);
                 self.now += millis * MS;
@@ -188,19 +185,6 @@ impl Pair {
         }
     }
 
-    fn configure(&mut self, limit: Option<u32>, ceiling: u32) {
-        let (now, at) = (self.now, Instant::from_nanos(self.now));
-        let limit = limit.unwrap_or(self.oracle.rules.limit).min(ceiling);
-        let rules = Rules { limit, ceiling, ..self.oracle.rules };
-        let done = self.core.configure(at, convert::settings(&rules));
-        self.oracle.step(now, |oracle| {
-            oracle.limit = if limit == oracle.rules.limit { oracle.limit } else { limit }.min(ceiling);
-            oracle.rules = rules;
-            while oracle.refuse_waiter(Reason::PermitsExceedCeiling, |waiter| waiter.ask.permits > ceiling) {}
-        });
-        self.compare("configure", &done.answer, done.effects, &());
-    }
-
     fn report(&mut self, partition: usize, millis: u64, visit_after: u32) {
         let extended = self.shell.report(self.now, partition, millis * MS, visit_after);
         self.compare("report", &extended, Vec::new(), &extended);
@@ -211,11 +195,12 @@ impl Pair {
 
     fn acquire(&mut self, wish: &Wish) {
         let (now, ask) = (self.now, self.ask(wish));
+        let before = (self.oracle.would_wait, self.oracle.would_refuse);
         let done = self.core.acquire(Instant::from_nanos(now), convert::acquire(&ask));
         let expected = self.oracle.step(now, |oracle| oracle.acquire(now, &ask));
         let answer = match done.answer {
             Decision::Granted(grant) => self.granted(&grant),
-            Decision::Refused(refusal) => convert::refused(&refusal),
+            Decision::Refused(refusal) => self.refused(&refusal),
             Decision::Queued(id) => {
                 assert!(!self.ids.contains(&id), "{id:?} was used before");
                 self.ids.push(id);
@@ -230,7 +215,9 @@ impl Pair {
         let takes_over = self.oracle.effects.iter().any(|(_, answer)| superseded(answer));
         match expected {
             Answer::Granted { replayed: false, .. } => {
-                assert!(!self.shell.forbids(now, ask.partition), "R10: granted during its cooldown");
+                let forbidden = self.shell.forbids(now, ask.partition) && self.oracle.rules.mode != Mode::Shadow;
+                assert!(!forbidden, "R10: granted during its cooldown");
+                self.count_forecast(before);
                 self.tally.count("acquire is granted in a ramp", self.ramps(ask.partition).outcome());
             }
             Answer::Refused { ramp: Some(_), .. } => self.tally.count("acquire is held by the ramp", "done"),
@@ -239,12 +226,14 @@ impl Pair {
             }
             _ => {}
         }
+        self.tally.count(self.in_mode(), expected.outcome());
         self.compare(if takes_over { "repeat" } else { "acquire" }, &answer, done.effects, &expected);
     }
 
     /// Everybody leaves, releases or expires: then nothing runs, nobody waits, and the limit can be taken at once.
     pub fn drain_and_refill(mut self) -> Tally {
         self.run(Step::None, &Command::Room(usize::MAX, usize::MAX));
+        self.run(Step::None, &Command::SetMode(Mode::Enforcing));
         (0..PARTITIONS).for_each(|partition| self.run(Step::None, &Command::Clear(partition)));
         while let Some(waiter) = self.oracle.queue.first() {
             let at = waiter.call - 1;
@@ -256,9 +245,11 @@ impl Pair {
         self.run(Step::Millis(10_000), &Command::Advance);
         let status = self.core.status();
         assert_eq!((status.running, status.queued), (0, 0), "P3: a permit or a place is lost");
+        (0..self.oracle.leases.ran_out).for_each(|_| self.tally.count("a revoked one runs out", "done"));
         let wish = Wish { permits: 1, ..Wish::default() };
         (0..self.oracle.limit).for_each(|_| self.run(Step::None, &Command::Acquire(wish.clone())));
-        assert_eq!(self.core.status().running, self.oracle.limit, "P3: a permit is lost");
+        let expected = if self.oracle.draining { 0 } else { self.oracle.limit };
+        assert_eq!(self.core.status().running, expected, "P3: a permit is lost, or granted by a server that stops");
         self.tally
     }
 }

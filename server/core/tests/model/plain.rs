@@ -1,6 +1,6 @@
 //! Plain values that go into the oracle and come out of it, and what each tells by itself. Times are nanoseconds.
 
-use tidegate_core::Reason;
+use tidegate_core::{Mode, Reason};
 
 pub const MS: u64 = 1_000_000;
 pub const SECOND: u64 = 1_000 * MS;
@@ -17,6 +17,7 @@ pub struct Rules {
     pub max_ttl: u64,
     pub displace: bool,
     pub ramp_step: u64,
+    pub mode: Mode,
 }
 
 /// A request for permits.
@@ -42,6 +43,7 @@ pub struct Ask {
 pub struct Waiter {
     /// Its number, as in [`Answer::Queued`].
     pub call: usize,
+    pub since: u64,
     pub end: u64,
     /// From when it counts, then which arrival it was.
     pub place: (u64, usize),

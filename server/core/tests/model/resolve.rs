@@ -41,6 +41,7 @@ impl Pair {
             Border::Wait => self.oracle.queue.iter().map(|waiter| waiter.end).collect(),
             Border::Lease => leases.live(|_| true).iter().map(|token| leases.all[token].end).collect(),
             Border::Stall => vec![leases.quiet_until, self.oracle.grants_resume],
+            Border::Revert => self.oracle.revert.iter().map(|revert| revert.0).collect(),
             Border::Cooldown => self.shell.borders(self.now, self.oracle.rules.ramp_step),
             Border::Memory => {
                 let ended = leases.all.values().filter_map(|lease| lease.over).map(|(_, until)| until);

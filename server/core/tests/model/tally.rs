@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use tidegate_core::Release;
+use tidegate_core::{Release, Revoked};
 
 use super::plain::Answer;
 
@@ -60,6 +60,32 @@ pub const FLOORS: &[(&str, &str)] = &[
     ("waiter", "SUPERSEDED"),
     ("waiter", "PERMITS_EXCEED_CEILING"),
     ("waiter", "REQUEST_ID_SPENT"),
+    ("waiter", "BULKHEAD_CLOSED"),
+    ("waiter", "DRAINING"),
+    ("shadow grants a waiter", "done"),
+    ("acquire, shadow", "granted"),
+    ("acquire, shadow", "SERVER_CAP_REACHED"),
+    ("acquire, paused", "queued"),
+    ("acquire, shut", "BULKHEAD_CLOSED"),
+    ("acquire, shut", "DRAINING"),
+    ("acquire, shut", "REQUEST_ID_SPENT"),
+    ("acquire, shut", "replayed"),
+    ("forecast", "marked"),
+    ("forecast", "would wait"),
+    ("forecast", "would refuse"),
+    ("revert", "done"),
+    ("pending revert", "cancelled"),
+    ("pending revert", "kept"),
+    ("revoke", "revoked"),
+    ("revoke", "no such lease"),
+    ("revoke again", "done"),
+    ("revoke at once", "done"),
+    ("revoke is told on a stream", "done"),
+    ("revoke one that nobody heard of", "done"),
+    ("a revoked one runs out", "done"),
+    ("release", "revoked"),
+    ("release by request id", "revoked"),
+    ("renew", "revoked"),
 ];
 
 #[derive(Debug, Default)]
@@ -120,6 +146,12 @@ impl Outcome for Release {
 impl Outcome for Result<u64, Release> {
     fn outcome(&self) -> &'static str {
         self.as_ref().map_or_else(Outcome::outcome, |_| "renewed")
+    }
+}
+
+impl Outcome for Option<Revoked> {
+    fn outcome(&self) -> &'static str {
+        if self.is_some() { "revoked" } else { "no such lease" }
     }
 }
 

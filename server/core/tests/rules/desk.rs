@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tidegate_core::{
-    Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Grant, Instant, Invalid, OnCooldown, Reason, Refusal,
-    Release, Renewal, RequestKey, Room, Settings, Stall, Status, WaiterId,
+    Acquire, Bulkhead, Decision, Draft, Effect, FencingToken, Grant, Instant, Invalid, Mode, OnCooldown, Reason,
+    Refusal, Release, Renewal, RequestKey, Revoked, Room, Settings, Stall, Status, WaiterId,
 };
 
 use super::told::Told;
@@ -16,6 +16,7 @@ pub struct Desk {
     others: Vec<(WaiterId, Result<Grant, Refusal>)>,
     waiters: Vec<WaiterId>,
     told: Told,
+    draining: bool,
 }
 
 /// Plays on a bulkhead with those settings; then everybody leaves and releases, and the limit can be taken at once.
@@ -32,6 +33,7 @@ pub fn check_after(token: FencingToken, draft: Draft, play: impl FnOnce(&mut Des
         others: Vec::new(),
         waiters: Vec::new(),
         told: Told::default(),
+        draining: false,
     };
     play(&mut desk);
     desk.drain_and_refill();
@@ -164,6 +166,31 @@ impl Desk {
         step.answer
     }
 
+    /// It goes back after that time.
+    pub fn set_limit_for(&mut self, limit: u32, span: Duration) {
+        let step = self.core.set_limit(self.now, limit, Some(span));
+        self.keep(step.effects);
+        step.answer.unwrap();
+    }
+
+    pub fn set_mode(&mut self, mode: Mode) {
+        let step = self.core.set_mode(self.now, mode, "");
+        self.keep(step.effects);
+    }
+
+    pub fn revoke(&mut self, token: FencingToken, immediate: bool) -> Option<Revoked> {
+        let step = self.core.revoke(self.now, token, immediate);
+        self.keep(step.effects);
+        step.answer
+    }
+
+    /// The server is stopping.
+    pub fn drain(&mut self) {
+        self.draining = true;
+        let step = self.core.drain(self.now);
+        self.keep(step.effects);
+    }
+
     pub fn configure(&mut self, draft: Draft) {
         let step = self.core.configure(self.now, Settings::try_from(draft).unwrap());
         self.keep(step.effects);
@@ -250,6 +277,7 @@ impl Desk {
 
     fn drain_and_refill(mut self) {
         self.core.set_room(Room::default());
+        self.set_mode(Mode::Enforcing);
         for id in std::mem::take(&mut self.waiters) {
             self.leave(id);
         }
@@ -258,6 +286,10 @@ impl Desk {
         }
         assert_eq!((self.status().running, self.status().queued), (0, 0), "a permit or a place is lost");
         let limit = self.status().limit;
+        if self.draining {
+            assert_eq!(self.refused(ask(1)).reason, Reason::Draining);
+            return;
+        }
         // One by one, where that takes no minutes.
         let (times, permits) = if limit <= 10_000 { (limit, 1) } else { (1, limit) };
         (0..times).for_each(|_| assert!(self.granted(ask(permits)) > FencingToken::default()));
