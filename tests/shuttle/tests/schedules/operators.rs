@@ -6,6 +6,7 @@ use tidegate_core::{Mode, Renewal};
 
 use super::*;
 
+#[allow(clippy::needless_pass_by_value, reason = "it maps errors")]
 fn reason(refused: Refused) -> Reason {
     refused.refusal.reason
 }
@@ -96,10 +97,10 @@ fn once_revoked_a_lease_is_renewed_no_more_and_its_permit_is_free_once() {
         let is_revoked = Arc::new(AtomicBool::new(false));
         let (revoker, lease, done) = (admission.clone(), held.clone(), is_revoked.clone());
         let revoker = thread::spawn(move || {
-            let revoked = revoker.revoke(&Change::default(), "db", lease.grant.token, false);
-            done.store(revoked.is_ok(), Ordering::SeqCst);
-            assert!(!matches!(revoker.renew(&lease.lease_id, None), Some(Renewal::Renewed { .. }) if revoked.is_ok()));
-            revoked.is_ok()
+            let answer = revoker.revoke(&Change::default(), "db", lease.grant.token, false);
+            done.store(answer.is_ok(), Ordering::SeqCst);
+            assert!(!matches!(revoker.renew(&lease.lease_id, None), Some(Renewal::Renewed { .. }) if answer.is_ok()));
+            answer.is_ok()
         });
         let (renewer, lease) = (admission.clone(), held.clone());
         let renewer = thread::spawn(move || {
@@ -113,11 +114,12 @@ fn once_revoked_a_lease_is_renewed_no_more_and_its_permit_is_free_once() {
         let releaser = thread::spawn(move || [releaser.release(&lease.lease_id), releaser.release(&lease.lease_id)]);
         let next = block_on(admission.acquire(ask(&admission, None, true))).unwrap();
         assert_eq!(running(&admission), 1);
-        let revoked = revoker.join().unwrap();
+        let came_first = revoker.join().unwrap();
         renewer.join().unwrap();
-        let expected = match revoked {
-            true => [Release::Revoked, Release::Revoked],
-            false => [Release::Released, Release::AlreadyReleased],
+        let expected = if came_first {
+            [Release::Revoked, Release::Revoked]
+        } else {
+            [Release::Released, Release::AlreadyReleased]
         };
         assert_eq!(releaser.join().unwrap(), expected);
         release(&admission, &next);
