@@ -71,7 +71,7 @@ echo "ratio in pairs:                                  $(median <"$work/ratio")"
 first=()
 ! chrt --rr 10 true 2>/dev/null || first=(chrt --rr 10)
 export TIDEGATE_SERVER=$target/tidegate-server
-"${first[@]}" "$target/figures" handover raise storm
+"${first[@]}" "$target/figures" handover raise operator storm
 # Takes minutes, and its figure is no time.
 "$target/figures" cancels
 

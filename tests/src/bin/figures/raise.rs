@@ -7,7 +7,8 @@ use tokio::task::JoinSet;
 use crate::{millis, tell_goal, tell_stalls};
 
 const WAITERS: u32 = 10_000;
-const CONNECTIONS: usize = 40;
+/// Of the 256 streams of a connection 32 are no waiter's.
+const CONNECTIONS: usize = 46;
 const RAISE: u32 = 500;
 
 pub(crate) async fn measure(runs: usize) {
