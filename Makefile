@@ -1,7 +1,7 @@
 SHELL := bash
 BUF := .tools/venv/bin/buf
 
-.PHONY: help run check test cargo-test lint proto mutants-core mutants soak figures tools stubs clean-tools
+.PHONY: help run check test cargo-test lint proto mutants-core mutants fuzz soak figures tools stubs clean-tools
 
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-14s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,8 +51,34 @@ mutants-core: ## Plant the bugs of tests/mutants/ that are in the core: a test m
 mutants: ## Plant all of them
 	tests/mutants/run.sh
 
+# Those of the inputs found so far that matter stay in fuzz/corpus, which git ignores; fuzz/seeds is where they began.
+FUZZ_SECONDS := 30
+FUZZ_TARGETS := request lease_id config operations
+CARGO_FUZZ_VERSION := 0.13.2
+
+fuzz: ## Try inputs that nobody thought of, FUZZ_SECONDS=30 for each target
+	@if cargo +nightly --version >/dev/null 2>&1; \
+	then $(MAKE) --no-print-directory fuzz-targets; \
+	else echo 'SKIPPED: fuzz (libFuzzer needs a nightly Rust: rustup toolchain install nightly)'; fi
+
+# No sanitizer: there is no unsafe code here, and without one it tries twice as much.
+.PHONY: fuzz-targets
+fuzz-targets: .tools/bin/cargo-fuzz-$(CARGO_FUZZ_VERSION)
+	set -e; export PATH="$$PWD/.tools/bin:$$PATH"; for target in $(FUZZ_TARGETS); do \
+		mkdir -p fuzz/corpus/$$target; \
+		cargo +nightly fuzz run --sanitizer none $$target fuzz/corpus/$$target fuzz/seeds/$$target -- \
+			-max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=20 -rss_limit_mb=2048 -print_final_stats=1; \
+	done
+
+.tools/bin/cargo-fuzz-$(CARGO_FUZZ_VERSION):
+	cargo install --quiet --root .tools cargo-fuzz --version $(CARGO_FUZZ_VERSION) --locked
+	touch $@
+
+SOAK_FUZZ_SECONDS := 3600
+
 soak: ## Run the tests in their largest sizes, for hours
 	TIDEGATE_TESTS=soak cargo test --release --workspace
+	$(MAKE) fuzz FUZZ_SECONDS=$(SOAK_FUZZ_SECONDS)
 
 figures: ## Measure the figures of README
 	tests/figures.sh

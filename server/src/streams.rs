@@ -49,9 +49,7 @@ impl Streams {
 
     /// Tells all of them.
     pub(crate) fn push_all(&self, push: &Push) {
-        for stream in self.open.iter() {
-            let _ = stream.try_send(push.clone());
-        }
+        self.open.iter().for_each(|stream| drop(stream.try_send(push.clone())));
     }
 }
 

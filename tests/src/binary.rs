@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// The built `tidegate-server` of this work tree, as fresh as its sources. Built once for each test process, in the
-/// profile and the target folder of the test itself.
+/// The one that `TIDEGATE_SERVER` names. Without it the built `tidegate-server` of this work tree, as fresh as its sources:
+/// built once for each test process, in the profile and the target folder of the test itself.
 pub(crate) fn path() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(build)
+    BUILT.get_or_init(|| std::env::var_os("TIDEGATE_SERVER").map_or_else(build, PathBuf::from))
 }
 
 fn build() -> PathBuf {
@@ -30,9 +30,8 @@ fn build() -> PathBuf {
     messages.lines().find_map(executable).expect("cargo tells where it put tidegate-server")
 }
 
-/// The target folder that this very program was built into: `<target>/<profile>/deps/<test>`, `<target>/<profile>/<binary>`.
+/// The target folder that this very test was built into: `<target>/<profile>/deps/<test>`.
 fn target_dir() -> PathBuf {
-    let program = std::env::current_exe().expect("a running program knows its path");
-    let folders = if program.parent().is_some_and(|folder| folder.ends_with("deps")) { 3 } else { 2 };
-    program.ancestors().nth(folders).expect("cargo builds that deep").to_path_buf()
+    let test = std::env::current_exe().expect("a running test knows its path");
+    test.ancestors().nth(3).expect("cargo builds tests three folders deep").to_path_buf()
 }

@@ -19,6 +19,7 @@ fn update(name: &str, settings: v1::BulkheadSettings) -> v1::UpdateBulkheadReque
     v1::UpdateBulkheadRequest { bulkhead: Some(bulkhead), ..Default::default() }
 }
 
+#[allow(clippy::unnecessary_wraps, reason = "fields of messages are optional")]
 fn mask(paths: &[&str]) -> Option<prost_types::FieldMask> {
     Some(prost_types::FieldMask { paths: paths.iter().map(|path| (*path).to_owned()).collect() })
 }
@@ -50,7 +51,7 @@ async fn an_update_changes_what_its_mask_names_and_nothing_else() {
     // Without a mask: what is there.
     let sent = v1::BulkheadSettings { max_queued: Some(0), max_wait: seconds(5), ..Default::default() };
     let after = updated(admin, update("db", sent)).await.unwrap();
-    let settings = after.settings.clone().unwrap();
+    let settings = after.settings.unwrap();
     assert_eq!((settings.max_queued, settings.max_wait, settings.limit), (Some(0), seconds(5), Some(2)));
     assert_ne!(before.etag, after.etag);
     assert_eq!(admin.bulkhead("db").await.settings, after.settings);
@@ -155,7 +156,7 @@ async fn create_if_missing_makes_one_and_never_changes_the_limit_of_one_that_is_
     let server = Server::start(ONE);
     let admin = server.admin().await;
     let wanted = v1::BulkheadSettings { limit: Some(5), ceiling: Some(6), ..Default::default() };
-    let deploy = |name: &str| v1::UpdateBulkheadRequest { allow_missing: true, ..update(name, wanted.clone()) };
+    let deploy = |name: &str| v1::UpdateBulkheadRequest { allow_missing: true, ..update(name, wanted) };
     // Only asked: nothing is made.
     let asked = v1::UpdateBulkheadRequest { validate_only: true, ..deploy("new") };
     let would = updated(admin, asked).await.unwrap();
@@ -378,8 +379,8 @@ async fn waiters_are_listed_in_the_order_of_the_queue_in_pages_while_it_changes(
     server.until("db", |now| now.queued == 4).await;
     let second = list(first.next_page_token).await;
     assert_eq!(holders(&second), ["w2", "w3"]);
-    let last = list(second.next_page_token).await;
-    assert_eq!((holders(&last), &last.next_page_token[..]), (vec!["w4".to_owned()], ""));
+    let third = list(second.next_page_token).await;
+    assert_eq!((holders(&third), &third.next_page_token[..]), (vec!["w4".to_owned()], ""));
     let elsewhere = v1::ListWaitersRequest { bulkhead: Some("nowhere".into()), ..Default::default() };
     assert_eq!(reason(&admin.stub().list_waiters(elsewhere).await.unwrap_err()), "BULKHEAD_NOT_FOUND");
     let all = admin.stub().list_waiters(v1::ListWaitersRequest::default()).await.unwrap().into_inner();

@@ -188,8 +188,8 @@ async fn provoke(reason: Reason, server: &Server) -> (Row, Vec<(&'static str, St
             let waiter = client.start(ask("db"));
             stopping.until("db", |now| now.queued == 1).await;
             stopping.ask_to_end();
-            let waited = waiter.await.unwrap().unwrap_err();
-            let refused = vec![("Acquire", waited), ("Acquire", client.acquire(ask("db")).await.unwrap_err())];
+            let told = waiter.await.unwrap().unwrap_err();
+            let refused = vec![("Acquire", told), ("Acquire", client.acquire(ask("db")).await.unwrap_err())];
             client.release(&held.lease_id).await;
             (Row { code: Code::Unavailable, ..busy(1_000..=2_000) }, refused)
         }

@@ -162,7 +162,7 @@ async fn a_file_with_more_bulkheads_than_there_is_room_for_changes_nothing() {
     // No room was lost.
     file.replace(&format!("[server]\nmax_bulkheads=9\n{}{}", db(6, ""), bulkhead("one", 1, "")));
     until_exists(&server, "one", true).await;
-    assert!(server.logged("in force only after the next: max_bulkheads"));
+    server.until_logged("in force only after the next: max_bulkheads", 1).await;
     drain_and_refill(&server, "one").await;
     drain_and_refill(&server, "db").await;
 }

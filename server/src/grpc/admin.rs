@@ -18,7 +18,7 @@ use self::convert::Patch;
 use self::pages::{Page, Place};
 use self::watch::Watch;
 use super::convert::{duration, timestamp};
-use super::status;
+use super::{end_of_streams, status};
 use crate::admission::{Admission, Change, Refused, View};
 use crate::name;
 
@@ -191,10 +191,11 @@ impl AdminService for AdminApi {
     type WatchBulkheadsStream = Pin<Box<dyn Stream<Item = Result<v1::WatchBulkheadsResponse, Status>> + Send>>;
 
     async fn watch_bulkheads(&self, request: Request<v1::WatchBulkheadsRequest>) -> Answer<Self::WatchBulkheadsStream> {
+        let end = end_of_streams(&request, self.stopping.clone());
         let (names, interval) = checked("", convert::watch(request.into_inner()))?;
         let watch = Watch::new(self.admission.clone(), names, interval);
         let messages = stream::unfold(watch, async |mut watch| Some((Ok(watch.next().await), watch)));
-        Ok(Response::new(Box::pin(messages.take_until(self.stopping.clone().cancelled_owned()))))
+        Ok(Response::new(Box::pin(messages.take_until(Box::pin(end)))))
     }
 
     async fn list_audit_events(

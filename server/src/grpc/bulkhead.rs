@@ -12,10 +12,9 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::convert::{self, Released, What};
-use super::status;
+use super::{end_of_streams, status};
 use crate::admission::{Admission, Refused};
 use crate::streams::Push;
-use crate::transport::Connection;
 
 /// Serves applications.
 #[derive(Clone, Debug)]
@@ -86,7 +85,7 @@ impl AdmissionService for AdmissionApi {
     ) -> Result<Response<Self::RenewLeasesStream>, Status> {
         // One answer for each request, made when the one before was taken: an unread stream holds nothing back. The first
         // error ends it; what comes in is the same error for ever after.
-        let closing = request.extensions().get::<Connection>().map(|on| on.closing.clone()).unwrap_or_default();
+        let end = end_of_streams(&request, self.stopping.clone());
         let stream = RenewalStream::open(self.admission.clone(), request.into_inner());
         let answers = stream::unfold(Some(stream), async |stream| {
             let mut stream = stream?;
@@ -94,14 +93,6 @@ impl AdmissionService for AdmissionApi {
             let next = answer.is_ok().then_some(stream);
             Some((answer, next))
         });
-        let stopping = self.stopping.clone();
-        let end = async move {
-            tokio::select! {
-                () = stopping.cancelled() => {}
-                // The client renews on a new connection: this one is to end.
-                () = closing.cancelled() => {}
-            }
-        };
         Ok(Response::new(Box::pin(answers.take_until(Box::pin(end)))))
     }
 

@@ -138,6 +138,20 @@ fn answer(
 
 type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Answered<Body>>, Infallible>> + Send>>;
 
+/// When a stream of ours has to end: with the server, or with its connection. The caller opens another one.
+fn end_of_streams<T>(
+    request: &tonic::Request<T>,
+    stopping: CancellationToken,
+) -> impl Future<Output = ()> + Send + use<T> {
+    let closing = request.extensions().get::<Connection>().map(|on| on.closing.clone()).unwrap_or_default();
+    async move {
+        tokio::select! {
+            () = stopping.cancelled() => {}
+            () = closing.cancelled() => {}
+        }
+    }
+}
+
 /// Waits for the stop; says that it comes to those who ask for our health.
 fn sign_off<S: NamedService>(reporter: HealthReporter, _: &S, life: Life) -> impl Future<Output = ()> + use<S> {
     async move {

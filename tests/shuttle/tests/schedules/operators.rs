@@ -6,7 +6,7 @@ use tidegate_core::{Mode, Renewal};
 
 use super::*;
 
-#[allow(clippy::needless_pass_by_value)] // as `map_err` hands it over
+#[allow(clippy::needless_pass_by_value, reason = "it maps errors")]
 fn reason(refused: Refused) -> Reason {
     refused.refusal.reason
 }
@@ -95,12 +95,12 @@ fn once_revoked_a_lease_is_renewed_no_more_and_its_permit_is_free_once() {
         let admission = admission(1);
         let held = Arc::new(try_acquire(&admission).unwrap());
         let is_revoked = Arc::new(AtomicBool::new(false));
-        let (operator, lease, done) = (admission.clone(), held.clone(), is_revoked.clone());
-        let operator = thread::spawn(move || {
-            let revoked = operator.revoke(&Change::default(), "db", lease.grant.token, false);
-            done.store(revoked.is_ok(), Ordering::SeqCst);
-            assert!(!matches!(operator.renew(&lease.lease_id, None), Some(Renewal::Renewed { .. }) if revoked.is_ok()));
-            revoked.is_ok()
+        let (revoker, lease, done) = (admission.clone(), held.clone(), is_revoked.clone());
+        let revoker = thread::spawn(move || {
+            let answer = revoker.revoke(&Change::default(), "db", lease.grant.token, false);
+            done.store(answer.is_ok(), Ordering::SeqCst);
+            assert!(!matches!(revoker.renew(&lease.lease_id, None), Some(Renewal::Renewed { .. }) if answer.is_ok()));
+            answer.is_ok()
         });
         let (renewer, lease) = (admission.clone(), held.clone());
         let renewer = thread::spawn(move || {
@@ -114,9 +114,13 @@ fn once_revoked_a_lease_is_renewed_no_more_and_its_permit_is_free_once() {
         let releaser = thread::spawn(move || [releaser.release(&lease.lease_id), releaser.release(&lease.lease_id)]);
         let next = block_on(admission.acquire(ask(&admission, None, true))).unwrap();
         assert_eq!(running(&admission), 1);
-        let revoked = operator.join().unwrap();
+        let came_first = revoker.join().unwrap();
         renewer.join().unwrap();
-        let expected = if revoked { [Release::Revoked; 2] } else { [Release::Released, Release::AlreadyReleased] };
+        let expected = if came_first {
+            [Release::Revoked, Release::Revoked]
+        } else {
+            [Release::Released, Release::AlreadyReleased]
+        };
         assert_eq!(releaser.join().unwrap(), expected);
         release(&admission, &next);
         refill(&admission);

@@ -14,23 +14,24 @@ const CONNECTIONS: usize = 5;
 /// Hand-overs in each run, each followed by an echo.
 const TIMES: usize = 1_000;
 
-/// Waiters that tell when they were answered, and with which lease.
+/// When a waiter was answered, with which lease, and on which connection: the next one waits there, so that none gets more
+/// than its share of streams.
+type Answer = (Instant, v1::Lease, usize);
+
 struct Waiters {
     clients: Vec<Client>,
-    next: usize,
-    answers: mpsc::UnboundedSender<(Instant, v1::Lease)>,
+    answers: mpsc::UnboundedSender<Answer>,
     calls: JoinSet<()>,
 }
 
 impl Waiters {
-    fn add(&mut self) {
-        let call = self.clients[self.next % CONNECTIONS].acquire(ask("db"));
-        self.next += 1;
+    fn add(&mut self, connection: usize) {
+        let call = self.clients[connection].acquire(ask("db"));
         let answers = self.answers.clone();
         while self.calls.try_join_next().is_some() {}
         self.calls.spawn(async move {
             let response = call.await.expect("the wait is longer than this");
-            let _ = answers.send((Instant::now(), response.lease.expect("a grant has a lease")));
+            let _ = answers.send((Instant::now(), response.lease.expect("a grant has a lease"), connection));
         });
     }
 }
@@ -40,10 +41,10 @@ pub(crate) async fn measure(runs: usize) {
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_queued=1000\nmax_wait='1h'\nlease_ttl='5m'\n");
     let (releasing, echoing) = (server.client().await, Client::connect(echo.address).await);
     let (answers, mut answered) = mpsc::unbounded_channel();
-    let mut waiters = Waiters { clients: server.clients(CONNECTIONS).await, next: 0, answers, calls: JoinSet::new() };
+    let mut waiters = Waiters { clients: server.clients(CONNECTIONS).await, answers, calls: JoinSet::new() };
     let mut lease = releasing.take("db").await;
-    for _ in 0..WAITERS {
-        waiters.add();
+    for waiter in 0..WAITERS {
+        waiters.add(waiter % CONNECTIONS);
     }
     server.until("db", |now| now.queued == 1_000).await;
 
@@ -53,10 +54,10 @@ pub(crate) async fn measure(runs: usize) {
         for _ in 0..TIMES {
             let start = Instant::now();
             let (_, answer) = tokio::join!(releasing.release(&lease.lease_id), answered.recv());
-            let (at, next) = answer.unwrap();
+            let (at, next, connection) = answer.unwrap();
             handovers.push(at - start);
             lease = next;
-            waiters.add();
+            waiters.add(connection);
             server.until("db", |now| now.queued == 1_000).await;
             let start = Instant::now();
             echoing.acquire(ask("db")).await.unwrap();

@@ -1,6 +1,6 @@
-//! The figures of the server under load: hand-over, raising, a storm of expiries, a million cancels (`make figures`).
+//! The figures of the server under load: hand-over, raising, moving a limit, a storm of expiries, a million cancels (`make figures`).
 //!
-//! `figures [handover] [raise] [storm] [cancels]` measures those, or all. Each figure is measured several times in one run
+//! `figures [handover] [raise] [operator] [storm] [cancels]` measures those, or all. Each figure is measured several times in one run
 //! of the program; the median and the range are told beside the goal. A missed goal is only told, since the machine may
 //! be busy; what is *wrong*, such as a lost permit, ends the program with a panic. RUNS and CANCELS change how often.
 //!
@@ -12,6 +12,7 @@
 mod cancels;
 mod echo;
 mod handover;
+mod operator;
 mod raise;
 mod storm;
 
@@ -23,13 +24,14 @@ use tidegate_tests::Server;
 async fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     let runs = number("RUNS", 7);
-    for figure in ["handover", "raise", "storm", "cancels"] {
+    for figure in ["handover", "raise", "operator", "storm", "cancels"] {
         if !wanted.is_empty() && !wanted.iter().any(|wanted| wanted == figure) {
             continue;
         }
         match figure {
             "handover" => handover::measure(runs).await,
             "raise" => raise::measure(runs).await,
+            "operator" => operator::measure(runs).await,
             "storm" => storm::measure(runs).await,
             _ => cancels::measure(number("CANCELS", 1_000_000)).await,
         }

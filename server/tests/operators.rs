@@ -1,0 +1,108 @@
+//! What operators do, seen from the shell in paused time.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{acquire, admission, ask, drain_and_refill, try_acquire};
+use tidegate_core::{Draft, Mode, Reason, Release, Renewal};
+use tidegate_server::{Admission, Change, ServerSettings, Template};
+use tokio::time::sleep;
+
+#[tokio::test(start_paused = true)]
+async fn a_cell_made_while_the_server_drains_lets_nobody_in() {
+    let settings = Draft { limit: Some(1), ..Draft::default() }.try_into().unwrap();
+    let templates = vec![Template { pattern: "made/*".into(), settings }];
+    let admission = Arc::new(Admission::new(ServerSettings::default(), templates));
+    let made = |name: &str| {
+        let mut ask = ask(&admission, None);
+        ask.bulkhead = name.into();
+        ask
+    };
+    let before = admission.acquire(made("made/a")).await.unwrap();
+    admission.drain();
+    assert!(admission.is_draining());
+    for name in ["made/a", "made/b"] {
+        assert_eq!(admission.acquire(made(name)).await.unwrap_err().refusal.reason, Reason::Draining, "{name}");
+    }
+    // Who holds a lease goes on.
+    assert_eq!(admission.running(), 1);
+    assert!(matches!(admission.renew(&before.lease_id, None), Some(Renewal::Renewed { .. })));
+    assert_eq!(admission.release(&before.lease_id), Release::Released);
+    assert_eq!(admission.running(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repeat_of_a_live_lease_is_answered_also_while_the_server_drains() {
+    let admission = admission(1);
+    let held = admission.acquire(ask(&admission, Some("r"))).await.unwrap();
+    admission.drain();
+    let again = admission.acquire(ask(&admission, Some("r"))).await.unwrap();
+    assert_eq!((again.grant.token, again.grant.replayed), (held.grant.token, true));
+    assert_eq!(try_acquire(&admission).await.unwrap_err().refusal.reason, Reason::Draining);
+}
+
+#[tokio::test(start_paused = true)]
+async fn s01_a_paused_bulkhead_keeps_places_and_their_ends_and_goes_on_in_order() {
+    let admission = admission(1);
+    admission.set_mode(&Change::default(), "db", Mode::Paused).unwrap();
+    let waiter = tokio::spawn({
+        let admission = admission.clone();
+        async move { acquire(&admission).await }
+    });
+    sleep(Duration::from_secs(29)).await;
+    assert!(!waiter.is_finished(), "nothing is granted, nothing is refused");
+    admission.set_mode(&Change::default(), "db", Mode::Enforcing).unwrap();
+    let granted = waiter.await.unwrap().unwrap();
+    assert_eq!(granted.waited.as_secs(), 29);
+    admission.release(&granted.lease_id);
+    // Paused past the end of a wait: the wait ends all the same.
+    admission.set_mode(&Change::default(), "db", Mode::Paused).unwrap();
+    assert_eq!(acquire(&admission).await.unwrap_err().refusal.reason, Reason::WaitTimeout);
+    admission.set_mode(&Change::default(), "db", Mode::Enforcing).unwrap();
+    drain_and_refill(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn shadow_grants_all_and_tells_what_enforcing_would_do() {
+    let admission = admission(2);
+    admission.set_mode(&Change::default(), "db", Mode::Shadow).unwrap();
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        held.push(acquire(&admission).await.unwrap());
+    }
+    held.push(try_acquire(&admission).await.unwrap());
+    let status = admission.bulkhead("db").unwrap().status;
+    assert_eq!((status.running, status.totals.would_wait, status.totals.would_refuse), (6, 3, 1));
+    admission.set_mode(&Change::default(), "db", Mode::Enforcing).unwrap();
+    // A lowering: with two or more of them nobody new runs.
+    while let Some(granted) = held.pop() {
+        if !held.is_empty() {
+            try_acquire(&admission).await.unwrap_err();
+        }
+        assert_eq!(admission.release(&granted.lease_id), Release::Released);
+    }
+    drain_and_refill(&admission).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limit_goes_back_in_time_for_those_who_wait_and_is_remembered() {
+    let admission = admission(1);
+    let held = acquire(&admission).await.unwrap();
+    let settings =
+        Draft { limit: Some(1), ceiling: Some(4), max_wait: Some(Duration::from_secs(30)), ..Draft::default() };
+    admission.configure(&Change::default(), "db", |_| settings.try_into()).unwrap();
+    // Down to one for ten seconds: whoever waits is granted when it goes back up, with no other event.
+    admission.set_limit(&Change::default(), "db", 2, None).unwrap();
+    admission.set_limit(&Change::default(), "db", 1, Some(Duration::from_secs(8))).unwrap();
+    let granted = acquire(&admission).await.unwrap();
+    assert_eq!(granted.waited.as_secs(), 8);
+    let events = admission.audit_events(Some("db"), None, 1);
+    assert_eq!((events[0].action, &events[0].actor[..]), ("Revert", "server"));
+    for lease_id in [&held.lease_id, &granted.lease_id] {
+        admission.release(lease_id);
+    }
+    drain_and_refill(&admission).await;
+}
