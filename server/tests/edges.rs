@@ -14,6 +14,8 @@ use tokio::time::Instant;
 
 const RACES: u32 = 10_000;
 const TTL: Duration = Duration::from_secs(2);
+/// How often to try, since a busy machine may be late for all of the ends.
+const ATTEMPTS: usize = 5;
 
 fn admission(limit: u32) -> Arc<Admission> {
     let settings = Draft { limit: Some(limit), ceiling: Some(4), lease_ttl: Some(TTL), ..Draft::default() };
@@ -72,29 +74,40 @@ async fn at_the_end<T: Send + 'static>(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p11_a_renewal_at_the_end_is_answered_renewed_only_if_it_is_in_the_count() {
-    let admission = admission(1);
-    let leases = leases(&admission).await;
-    let answers = at_the_end(&admission, leases, |admission, lease_id| admission.renew(lease_id, None).unwrap()).await;
-    let renewed = answers.iter().filter(|answer| matches!(answer, Renewal::Renewed { .. })).count();
-    let expired = answers.iter().filter(|answer| **answer == Renewal::Expired).count();
-    // All renewals were within the last half second or so, and a renewed lease lasts two.
-    assert_eq!(sums(&admission), (renewed, expired));
-    assert_eq!(renewed + expired, RACES as usize);
-    assert!(renewed > 100 && expired > 100, "tested nothing: {renewed} renewed, {expired} expired");
-    common::drain_and_refill(&admission).await;
+    for _ in 0..ATTEMPTS {
+        let admission = admission(1);
+        let leases = leases(&admission).await;
+        let renew = |admission: &Admission, lease_id: &str| admission.renew(lease_id, None).unwrap();
+        let answers = at_the_end(&admission, leases, renew).await;
+        let renewed = answers.iter().filter(|answer| matches!(answer, Renewal::Renewed { .. })).count();
+        let expired = answers.iter().filter(|answer| **answer == Renewal::Expired).count();
+        // All renewals were within the last half second or so, and a renewed lease lasts two.
+        assert_eq!(sums(&admission), (renewed, expired));
+        assert_eq!(renewed + expired, RACES as usize);
+        common::drain_and_refill(&admission).await;
+        if renewed > 100 && expired > 100 {
+            return;
+        }
+    }
+    panic!("tested nothing: the machine never let both happen");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p11_a_release_at_the_end_frees_once() {
-    let admission = admission(1);
-    let leases = leases(&admission).await;
-    let answers = at_the_end(&admission, leases, Admission::release).await;
-    let released = answers.iter().filter(|answer| **answer == Release::Released).count();
-    let expired = answers.iter().filter(|answer| **answer == Release::Expired).count();
-    assert_eq!(sums(&admission), (0, expired));
-    assert_eq!(released + expired, RACES as usize);
-    assert!(released > 100 && expired > 100, "tested nothing: {released} released, {expired} expired");
-    refill(&admission).await;
+    for _ in 0..ATTEMPTS {
+        let admission = admission(1);
+        let leases = leases(&admission).await;
+        let answers = at_the_end(&admission, leases, Admission::release).await;
+        let released = answers.iter().filter(|answer| **answer == Release::Released).count();
+        let expired = answers.iter().filter(|answer| **answer == Release::Expired).count();
+        assert_eq!(sums(&admission), (0, expired));
+        assert_eq!(released + expired, RACES as usize);
+        refill(&admission).await;
+        if released > 100 && expired > 100 {
+            return;
+        }
+    }
+    panic!("tested nothing: the machine never let both happen");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
