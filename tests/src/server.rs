@@ -100,6 +100,11 @@ impl Server {
         Self { child, addresses, log, operator: OnceCell::new(), _config: file }
     }
 
+    /// The id of its process.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Where applications connect.
     pub fn admission_address(&self) -> SocketAddr {
         self.addresses.admission

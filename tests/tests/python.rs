@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use tidegate_core::Reason;
 use tidegate_tests::{Server, drain_and_refill, exercised, size};
 
 /// Runs a script, or those of its tests that are named behind it; answers how many tests it had. Without Python's tools that is none, which only the quick size allows.
@@ -22,6 +23,8 @@ fn run(server: &Server, script: &str) -> Option<usize> {
         .args([server.admission_address().to_string(), server.admin_address().to_string()])
         .args(words)
         .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("SERVER", server.process().to_string())
+        .env("REASONS", Reason::ALL.map(Reason::as_str).join(","))
         .stdin(Stdio::null())
         .output()
         .expect("python starts");
@@ -54,6 +57,21 @@ async fn waiting_deadlines_and_leaving_work_from_python() {
 #[tokio::test]
 async fn p20_refusals_work_from_python() {
     check("refusals.py", 2).await;
+}
+
+#[tokio::test]
+async fn p20_every_reason_is_decoded_by_python() {
+    // As in the table of `refusals.rs`; none is left when it is over.
+    let server = Server::start(
+        "[server]\nmax_bulkheads=4\n[defaults]\nlimit=1\nmax_wait='1m'\nlease_ttl='2s'\n\
+         [[bulkhead]]\nname='db'\nceiling=4\n[[bulkhead]]\nname='full'\nmax_queued=1\n\
+         [[bulkhead]]\nname='displacing'\nmax_queued=1\ndisplace=true\n[[bulkhead]]\nname='last'\n\
+         [[template]]\npattern='made/*'\n",
+    );
+    if let Some(ran) = run(&server, "table.py") {
+        exercised("rows in Python", ran, Reason::ALL.len());
+        assert_eq!(server.ended().await.code, Some(0));
+    }
 }
 
 #[tokio::test]
