@@ -69,7 +69,7 @@ async fn unread_renewal_stream() {
     let _turn = ONE_AT_A_TIME.lock().await;
     stand(Attack::UnreadRenewals, "", false).await;
     // It answers no PING either, though it sends all the time.
-    gone(Attack::UnreadRenewals, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n", Duration::from_secs(4)).await;
+    gone(Attack::UnreadRenewals, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n", Duration::from_secs(10)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -184,7 +184,7 @@ async fn gone(attack: Attack, settings: &str, within: Duration) {
 async fn half_open_peer() {
     let _turn = ONE_AT_A_TIME.lock().await;
     // 1 s and 1 s of keepalive, and what a busy machine may add.
-    gone(Attack::HalfOpen, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n", Duration::from_secs(4)).await;
+    gone(Attack::HalfOpen, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n", Duration::from_secs(10)).await;
 }
 
 #[tokio::test]
