@@ -12,6 +12,7 @@ use tidegate_core::{
 };
 use told::Told;
 
+#[allow(dead_code, reason = "others use the rest")]
 #[path = "../../server/core/tests/shared/told.rs"]
 mod told;
 
@@ -70,6 +71,8 @@ struct World {
     core: Bulkhead,
     now: Instant,
     stall: Stall,
+    /// The limit before the present call.
+    limit_before: u32,
     told: Told,
     waiting: Vec<WaiterId>,
     tokens: Vec<FencingToken>,
@@ -84,6 +87,7 @@ fuzz_target!(|input: (Rules, Vec<(u16, Operation)>)| {
         core: Bulkhead::new(settings, FencingToken::default()),
         now: Instant::ORIGIN,
         stall: Stall::default(),
+        limit_before: 0,
         told: Told::default(),
         waiting: Vec::new(),
         tokens: Vec::new(),
@@ -123,6 +127,7 @@ fn key(number: u8) -> RequestKey {
 impl World {
     fn run(&mut self, operation: Operation) {
         let now = self.now;
+        self.limit_before = self.core.status().limit;
         match operation {
             Operation::Acquire { permits, rank, max_wait, deadline, long, request, print, partition, waits } => {
                 let which = usize::from(partition) % 3;
@@ -135,7 +140,11 @@ impl World {
                     answer_by: deadline.map(|(end, margin)| now + millis(end.saturating_sub(margin.into()))),
                     ttl: long.then_some(Duration::from_secs(20)),
                     request: request.map(key),
-                    fingerprint: print.into(),
+                    // As the shell makes it: of all that a repeat must not change, and something else.
+                    fingerprint: u64::from(permits)
+                        | u64::from(long) << 8
+                        | (which as u64) << 9
+                        | u64::from(print) << 11,
                     partition: partition.clone(),
                     cooldown: self.cooldowns[which],
                     on_cooldown: if waits { OnCooldown::Wait } else { OnCooldown::Refuse },
@@ -257,9 +266,10 @@ impl World {
         step.answer
     }
 
+    /// What was granted was so under the limit of now, or, before this call lowered it, under the one before.
     fn fits(&self) -> bool {
         let status = self.core.status();
-        status.running <= status.limit || self.core.settings().mode() == Mode::Shadow
+        status.running <= status.limit.max(self.limit_before) || self.core.settings().mode() == Mode::Shadow
     }
 
     fn token(&self, which: u8) -> Option<FencingToken> {
