@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{Acquire, Draft, Release, Settings};
-use tidegate_server::{Admission, Ask, Change};
+use tidegate_server::{Admission, Ask, Change, Waits};
 use tokio::runtime::{Builder, Runtime};
 
 #[derive(Arbitrary, Debug)]
@@ -34,7 +34,7 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
             .create(&Change::default(), "db", Settings::try_from(Draft { limit: Some(1), ..Draft::default() }).unwrap())
             .unwrap();
         let received = admission.clock().now();
-        let ask = Ask { received, bulkhead: "db".into(), request_id: None, acquire: Acquire::default() };
+        let ask = Ask { received, bulkhead: "db".into(), request_id: None, waits: Waits::default(), acquire: Acquire::default() };
         let genuine = admission.acquire(ask).await.unwrap().lease_id;
         (admission, genuine)
     });

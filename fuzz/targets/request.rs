@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use libfuzzer_sys::fuzz_target;
 use tidegate_core::{Acquire, Draft, Release, Settings};
-use tidegate_server::{Admission, Ask, Change, ServerSettings, Template, grpc};
+use tidegate_server::{Admission, Ask, Change, ServerSettings, Template, Waits, grpc};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
@@ -99,7 +99,7 @@ async fn calls(admission: &Arc<Admission>, mut input: &[u8]) {
 /// A lease of `db` if there is a permit, else nothing that opens anything.
 async fn take(admission: &Admission) -> String {
     let acquire = Acquire { max_wait: Some(Duration::ZERO), ..Acquire::default() };
-    let ask = Ask { received: admission.clock().now(), bulkhead: "db".into(), request_id: None, acquire };
+    let ask = Ask { received: admission.clock().now(), bulkhead: "db".into(), request_id: None, waits: Waits::default(), acquire };
     admission.acquire(ask).await.map_or_else(|_| String::new(), |granted| granted.lease_id)
 }
 
