@@ -69,7 +69,11 @@ pub struct AuditChange {
 impl std::fmt::Display for AuditChange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { field, before, after } = self;
-        write!(f, "{field} {before:?} -> {after:?}")
+        match (&before[..], &after[..]) {
+            ("", after) => write!(f, "{field}: {after}"),
+            (before, "") => write!(f, "{field}: no more {before}"),
+            (before, after) => write!(f, "{field}: {before} -> {after}"),
+        }
     }
 }
 
