@@ -370,7 +370,7 @@ async fn of_the_server_only_what_bulkheads_do_is_reloaded() {
     create(&server, "before").await;
     let before = client.take("before").await;
     file.replace(&format!("[server]\nmin_retry_hint='40s'\nmax_leases=3\nkeepalive_timeout='6s'\n{}", db(1, "")));
-    server.until_logged(r#"changes="min_retry_hint \"50ms\" -> \"40s\"""#, 1).await;
+    server.until_logged(r#"changes="min_retry_hint: 50ms -> 40s""#, 1).await;
     server.until_logged("in force only after the next: keepalive_timeout, max_leases", 1).await;
     // Also in those that an operator made, before or after.
     assert!(!exists(&server, "later").await);
