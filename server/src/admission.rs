@@ -6,13 +6,15 @@
 //! is cloned out of the map first.
 
 mod ask;
+mod audit;
 mod bulkheads;
+mod listing;
 mod operator;
 mod sweep;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use dashmap::DashMap;
@@ -26,15 +28,18 @@ use tokio::sync::oneshot;
 use crate::caps::Caps;
 use crate::clock::Clock;
 use crate::cooldowns::{Cooldowns, Reported, Rules};
+use crate::quiet::Quiet;
 use crate::seal::{LeaseId, Seal};
 use crate::settings::{ServerSettings, Template};
+use crate::streams::{Push, Streams};
 use crate::ticker::Ticker;
 use crate::waiting::{Verdict, Waiting};
 
 pub use crate::cooldowns::CooldownView;
 pub use ask::{Ask, Granted, Refused};
-pub use bulkheads::Conflict;
-pub use operator::{LeaseView, View};
+use audit::Audit;
+pub use audit::{AuditChange, AuditEvent, Change};
+pub use listing::{LeaseView, ServerView, View, WaiterView};
 
 /// The bulkhead that takes the names nobody configured, if it is configured itself (R13).
 pub const DEFAULT: &str = "default";
@@ -64,6 +69,12 @@ struct State {
     idle_since: Option<Instant>,
     /// An operator changed it: it stays, idle or not.
     kept: bool,
+    /// Grows with each change that somebody decided.
+    revision: u64,
+    /// It was deleted and goes with its last lease.
+    leaving: bool,
+    /// How many of its expired leases were logged.
+    told_expired: u64,
     /// Taken out of the map, or about to be: look the name up again.
     dead: bool,
 }
@@ -76,6 +87,8 @@ pub struct Admission {
     cells: DashMap<Arc<str>, Arc<Cell>>,
     incarnations: DashMap<u32, Arc<Cell>>,
     next_incarnation: AtomicU32,
+    epoch: u32,
+    started: SystemTime,
     /// New cells count their fencing tokens from above this.
     floor: AtomicU64,
     ticker: Ticker,
@@ -83,6 +96,12 @@ pub struct Admission {
     templates: Vec<Template>,
     cooldowns: Cooldowns,
     caps: Caps,
+    audit: Audit,
+    /// Lines about lost leases.
+    lost: Quiet,
+    pub(crate) streams: Streams,
+    /// Nobody new is let in any more.
+    draining: AtomicBool,
 }
 
 impl Admission {
@@ -97,6 +116,8 @@ impl Admission {
             cells: DashMap::new(),
             incarnations: DashMap::new(),
             next_incarnation: AtomicU32::new(1),
+            epoch,
+            started: SystemTime::now(),
             floor: AtomicU64::new(FencingToken::floor_of(epoch).as_u64()),
             ticker: Ticker::default(),
             cooldowns: Cooldowns::new(Rules {
@@ -113,6 +134,10 @@ impl Admission {
                     remembered: settings.max_remembered,
                 },
             ),
+            audit: Audit::default(),
+            lost: Quiet::default(),
+            streams: Streams::new(),
+            draining: AtomicBool::new(false),
             templates,
             settings,
         }
@@ -128,6 +153,34 @@ impl Admission {
         &self.clock
     }
 
+    /// From now on nobody new is let in; waiters are refused at once, renewal streams are told. Leases run on, and may be
+    /// renewed and released. There is no way back.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::SeqCst);
+        self.streams.push_all(&Push::Draining);
+        let cells: Vec<Arc<Cell>> = self.incarnations.iter().map(|cell| cell.clone()).collect();
+        for cell in cells {
+            let (mut state, now) = self.enter(&cell);
+            self.drain_cell(&cell, &mut state, now);
+        }
+    }
+
+    /// Whether nobody new is let in any more.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::SeqCst)
+    }
+
+    /// The permits that run, in all bulkheads; visits each.
+    pub fn running(&self) -> u64 {
+        let cells: Vec<Arc<Cell>> = self.incarnations.iter().map(|cell| cell.clone()).collect();
+        cells.iter().map(|cell| u64::from(self.enter(cell).0.bulkhead.status().running)).sum()
+    }
+
+    fn drain_cell(&self, cell: &Arc<Cell>, state: &mut State, now: Instant) {
+        let step = state.bulkhead.drain(now);
+        self.finish(cell, state, step);
+    }
+
     /// Asks for permits; waits in the queue if it must (R1 to R8).
     ///
     /// Cancel safe: dropped while it waits it leaves the queue and takes no permit. Dropped later, the lease stays until
@@ -141,6 +194,10 @@ impl Admission {
         }
         let (request, partition) = (acquire.request, acquire.partition.clone());
         let (cell, decision) = self.on(&bulkhead, Self::find_or_make, |cell, state, now| {
+            if self.is_draining() {
+                // This cell may be visited later, or is new.
+                self.drain_cell(cell, state, now);
+            }
             if acquire.partition.is_none() && *cell.name != *bulkhead {
                 acquire.partition = Some(bulkhead.as_str().into());
             }
@@ -184,12 +241,13 @@ impl Admission {
         }
     }
 
-    /// Starts the ttl of a lease anew; `None` if the id is not genuine.
-    pub fn renew(&self, lease_id: &str) -> Option<Renewal> {
+    /// Starts the ttl of a lease anew, as asked on the renewal stream with that number, if on one; `None` if the id is not
+    /// genuine.
+    pub fn renew(&self, lease_id: &str, stream: Option<u64>) -> Option<Renewal> {
         let LeaseId { token, incarnation, .. } = self.seal.open(lease_id)?;
         let Some(cell) = self.find_incarnation(incarnation) else { return Some(Renewal::Ended) };
         let (mut state, now) = self.enter(&cell);
-        let step = state.bulkhead.renew(now, token);
+        let step = state.bulkhead.renew(now, token, stream);
         Some(self.finish(&cell, &mut state, step))
     }
 
@@ -302,6 +360,10 @@ impl Admission {
                     self.cooldowns.leave(partition.as_deref().unwrap_or(&cell.name), cell);
                     continue;
                 }
+                Effect::Reverted { before, after } => {
+                    self.note_revert(cell, state, before, after);
+                    continue;
+                }
             };
             let told = state.parked.remove(&id).map(|parked| parked.send(verdict).is_ok());
             debug_assert_eq!(told, Some(true), "receivers go under the lock, after their place");
@@ -310,6 +372,9 @@ impl Admission {
             && state.alarm.is_none_or(|alarm| deadline < alarm)
         {
             self.ticker.set(cell, state.alarm.replace(deadline), deadline);
+        }
+        if state.leaving && !state.dead && state.bulkhead.is_empty() {
+            self.bury(cell, state);
         }
         step.answer
     }

@@ -12,9 +12,22 @@ const LARGEST: usize = 1024;
 /// more that nobody has seen.
 const MEMORY_A_CALL: usize = 600;
 
+/// Something that is capped, as operators see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cap {
+    /// The setting.
+    pub name: &'static str,
+    /// How many are taken or lent.
+    pub taken: usize,
+    /// How many there may be.
+    pub most: usize,
+}
+
 /// What nobody has borrowed.
 #[derive(Debug)]
 pub(crate) struct Caps {
+    most_bulkheads: usize,
+    most: Room,
     bulkheads: AtomicUsize,
     leases: AtomicUsize,
     waiters: AtomicUsize,
@@ -24,11 +37,28 @@ pub(crate) struct Caps {
 impl Caps {
     pub(crate) fn new(bulkheads: usize, most: Room) -> Self {
         Self {
+            most_bulkheads: bulkheads,
+            most,
             bulkheads: AtomicUsize::new(bulkheads),
             leases: AtomicUsize::new(most.leases),
             waiters: AtomicUsize::new(most.waiters),
             remembered: AtomicUsize::new(most.remembered),
         }
+    }
+
+    /// What is taken of each.
+    pub(crate) fn list(&self) -> Vec<Cap> {
+        let cap = |name, most: usize, free: &AtomicUsize| Cap {
+            name,
+            taken: most.saturating_sub(free.load(Ordering::Relaxed)),
+            most,
+        };
+        vec![
+            cap("max_bulkheads", self.most_bulkheads, &self.bulkheads),
+            cap("max_leases", self.most.leases, &self.leases),
+            cap("max_waiters", self.most.waiters, &self.waiters),
+            cap("max_remembered", self.most.remembered, &self.remembered),
+        ]
     }
 
     /// Room for one bulkhead more, if there is any.

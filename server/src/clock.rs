@@ -77,7 +77,9 @@ impl Clock {
     /// That instant on the wall clock as it goes now, for people to read.
     pub fn wall(&self, at: Instant) -> SystemTime {
         let (wall, now) = (SystemTime::now(), self.read());
-        wall.checked_sub(now.since(at)).unwrap_or(SystemTime::UNIX_EPOCH)
+        wall.checked_sub(now.since(at))
+            .and_then(|wall| wall.checked_add(at.since(now)))
+            .unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
     fn read(&self) -> Instant {

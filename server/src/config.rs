@@ -38,6 +38,8 @@ pub struct ServerConfig {
     pub keepalive_interval: Duration,
     /// It is dropped when none comes within this time, 1 s to 1 h.
     pub keepalive_timeout: Duration,
+    /// How long a stop waits for those who hold leases, 0 to 10 min.
+    pub drain_grace: Duration,
 }
 
 /// Why a configuration is refused.
@@ -163,6 +165,8 @@ struct RawServer {
     #[serde(default, with = "humantime_serde")]
     keepalive_timeout: Option<Duration>,
     #[serde(default, with = "humantime_serde")]
+    drain_grace: Option<Duration>,
+    #[serde(default, with = "humantime_serde")]
     min_retry_hint: Option<Duration>,
     #[serde(default, with = "humantime_serde")]
     max_retry_hint: Option<Duration>,
@@ -216,6 +220,7 @@ impl RawRule {
             max_lease_ttl: self.max_lease_ttl.or(defaults.max_lease_ttl),
             aging_step: self.aging_step.or(defaults.aging_step),
             displace: self.displace.or(defaults.displace),
+            mode: None,
             ramp_step: server.ramp_step,
             min_retry_hint: server.min_retry_hint,
             max_retry_hint: server.max_retry_hint,
@@ -256,6 +261,13 @@ impl TryFrom<RawServer> for ServerConfig {
             ops_listen: raw.ops_listen.unwrap_or(local(9464)),
             keepalive_interval: keepalive("keepalive_interval", raw.keepalive_interval, 10)?,
             keepalive_timeout: keepalive("keepalive_timeout", raw.keepalive_timeout, 5)?,
+            drain_grace: span(
+                "drain_grace",
+                raw.drain_grace,
+                Duration::from_secs(10),
+                Duration::ZERO,
+                Duration::from_mins(10),
+            )?,
         })
     }
 }

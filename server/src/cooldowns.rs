@@ -13,6 +13,7 @@ use dashmap::DashMap;
 use tidegate_core::{Instant, calm_at, extend};
 
 use crate::admission::Cell;
+use crate::caps::Cap;
 
 /// How cooldowns go, for the whole server.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +63,12 @@ pub(crate) struct Cooldowns {
 impl Cooldowns {
     pub(crate) fn new(rules: Rules) -> Self {
         Self { rules, entries: DashMap::new(), cooling: AtomicUsize::new(0) }
+    }
+
+    /// How many keep a cooldown.
+    pub(crate) fn cap(&self) -> Cap {
+        let taken = self.cooling.load(Ordering::Relaxed);
+        Cap { name: "max_partitions", taken, most: self.rules.max_partitions }
     }
 
     /// When the cooldown of that partition ends or ended.

@@ -10,8 +10,10 @@ mod cooldowns;
 pub mod grpc;
 mod name;
 mod ops;
+mod quiet;
 mod seal;
 mod settings;
+mod streams;
 mod ticker;
 mod waiting;
 
@@ -25,13 +27,28 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-pub use admission::{Admission, Ask, Conflict, CooldownView, DEFAULT, Granted, LeaseView, Refused, View};
+pub use admission::{
+    Admission, Ask, AuditChange, AuditEvent, Change, CooldownView, DEFAULT, Granted, LeaseView, Refused, ServerView,
+    View, WaiterView,
+};
+pub use caps::Cap;
 pub use clock::Clock;
 use config::{Config, ServerConfig};
 pub use settings::{ServerSettings, Template};
 
-/// After a stop was asked for, open calls may end by themselves for this long.
-const STOP_BOUND: Duration = Duration::from_secs(2);
+/// After the drain, open calls may end by themselves for this long.
+const STOP_BOUND: Duration = Duration::from_millis(750);
+/// How often a drain looks whether anybody still holds a lease.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How far a server has gone towards its end.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Life {
+    /// Nobody new is let in, and health says so.
+    draining: CancellationToken,
+    /// Streams end, connections close.
+    stopping: CancellationToken,
+}
 
 /// The sockets of a server, bound before anything else starts.
 #[derive(Debug)]
@@ -56,25 +73,31 @@ async fn bind(setting: &str, address: SocketAddr) -> anyhow::Result<TcpListener>
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} ([server] {setting})"))
 }
 
-/// Serves until `shutdown`, then ends within two seconds.
-pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
+/// Serves until `shutdown`; then nobody new is let in, waiters are told, and who holds a lease may release and renew it until
+/// none is left, or for `drain_grace`. Ends within a second after that, and right away when `at_once` comes meanwhile.
+pub async fn run(
+    config: Config,
+    listeners: Listeners,
+    shutdown: impl Future<Output = ()>,
+    at_once: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
     let Listeners { admission: listener, admin, ops } = listeners;
     let addresses = (listener.local_addr()?, admin.local_addr()?, ops.local_addr()?);
     let Config { server, admission, templates, bulkheads } = config;
     let admission = Arc::new(Admission::new(admission, templates));
     for (name, settings) in bulkheads {
-        admission.create(&name, settings)?;
+        admission.create(&Change::file(), &name, settings)?;
     }
     let moving = tokio::spawn({
         let admission = admission.clone();
         async move { admission.run().await }
     });
-    let stopping = CancellationToken::new();
-    let probes = tokio::spawn(ops::serve(ops, stopping.clone()));
+    let life = Life::default();
+    let probes = tokio::spawn(ops::serve(ops, life.draining.clone()));
     let serve = async {
         tokio::try_join!(
-            grpc::serve_admission(&server, listener, admission.clone(), stopping.clone()),
-            grpc::serve_admin(&server, admin, admission.clone(), stopping.clone()),
+            grpc::serve_admission(&server, listener, admission.clone(), life.clone()),
+            grpc::serve_admin(&server, admin, admission.clone(), life.clone()),
         )
     };
     tokio::pin!(serve);
@@ -84,8 +107,18 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
             served?;
         }
         () = shutdown => {
-            info!("stopping");
-            stopping.cancel();
+            info!(drain_grace = ?server.drain_grace, "draining");
+            life.draining.cancel();
+            admission.drain();
+            tokio::select! {
+                () = drained(&admission, server.drain_grace) => {}
+                () = at_once => warn!("stopping at once: asked again"),
+                served = &mut serve => {
+                    served?;
+                }
+            }
+            info!(running = admission.running(), "stopping");
+            life.stopping.cancel();
             // A graceful stop waits for every open stream, for ever if a client keeps one.
             if let Ok(served) = tokio::time::timeout(STOP_BOUND, serve).await {
                 served?;
@@ -98,4 +131,16 @@ pub async fn run(config: Config, listeners: Listeners, shutdown: impl Future<Out
     probes.abort();
     info!("stopped");
     Ok(())
+}
+
+/// Until nobody holds a lease any more, or for that long.
+async fn drained(admission: &Admission, drain_grace: Duration) {
+    let end = tokio::time::Instant::now() + drain_grace;
+    loop {
+        // Not before the first look: streams are being told.
+        tokio::time::sleep(LOOK.min(drain_grace)).await;
+        if admission.running() == 0 || tokio::time::Instant::now() >= end {
+            return;
+        }
+    }
 }

@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 use tidegate_server::config::Config;
 use tidegate_server::{Listeners, run};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 use tracing::error;
 use tracing_subscriber::EnvFilter;
 
@@ -23,7 +24,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve until SIGTERM or SIGINT.
+    /// Serve until SIGTERM or SIGINT: drains then, and ends at once at the second one.
     Serve {
         /// The configuration, a TOML file.
         #[arg(long)]
@@ -63,13 +64,18 @@ async fn serve(config: Config) -> ExitCode {
         // The handlers are there before anything else, so no signal is missed.
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let listeners = Listeners::bind(&config.server).await?;
-        let stop = async move {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
+        let (stop, at_once) = (CancellationToken::new(), CancellationToken::new());
+        let signals = [stop.clone(), at_once.clone()];
+        tokio::spawn(async move {
+            for asked in signals {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                asked.cancel();
             }
-        };
-        run(config, listeners, stop).await
+        });
+        run(config, listeners, stop.cancelled(), at_once.cancelled()).await
     };
     match served.await {
         Ok(()) => ExitCode::SUCCESS,

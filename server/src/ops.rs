@@ -6,10 +6,10 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// Serves `/livez`, `/readyz` and `/startupz` for as long as it is polled; ready until `stopping`.
-pub(crate) async fn serve(listener: TcpListener, stopping: CancellationToken) -> std::io::Result<()> {
+/// Serves `/livez`, `/readyz` and `/startupz` for as long as it is polled; ready until `draining`.
+pub(crate) async fn serve(listener: TcpListener, draining: CancellationToken) -> std::io::Result<()> {
     let ready = move || {
-        let answer = if stopping.is_cancelled() {
+        let answer = if draining.is_cancelled() {
             (StatusCode::SERVICE_UNAVAILABLE, "stopping\n")
         } else {
             (StatusCode::OK, "ok\n")

@@ -14,7 +14,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tidegate_proto::v1;
 use tidegate_server::config::Config;
-use tidegate_server::{Admission, grpc};
+use tidegate_server::{Admission, Change, grpc};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
@@ -102,7 +102,7 @@ fn request(random: &mut StdRng, lease_id: &str) -> (&'static str, Vec<u8>) {
         }
         7 => {
             let limit = [0, 1, 2, 9, u32::MAX][random.random_range(0..5)];
-            let message = v1::SetLimitRequest { name, limit, detail: request_id };
+            let message = v1::SetLimitRequest { name, limit, detail: request_id, ..Default::default() };
             ("AdminService/SetLimit", message.encode_to_vec())
         }
         8 => {
@@ -127,7 +127,7 @@ async fn call(admission: &Arc<Admission>, rpc: &str, timeout: &str, body: Vec<u8
         .body(tonic::body::Body::new(Full::new(Bytes::from(body))))
         .unwrap();
     let response = if rpc.starts_with("Admin") {
-        grpc::admin_service(admission.clone()).call(request).await.unwrap()
+        grpc::admin_service(admission.clone(), CancellationToken::new()).call(request).await.unwrap()
     } else {
         grpc::admission_service(admission.clone(), CancellationToken::new()).call(request).await.unwrap()
     };
@@ -168,12 +168,12 @@ async fn p24_any_bytes_as_any_request_are_answered_and_lose_nothing() {
             admission.release(&granted.lease_id);
         }
         for cooldown in admission.cooldowns(None, 100) {
-            admission.clear_cooldown(&cooldown.partition);
+            admission.clear_cooldown(&Change::default(), &cooldown.partition);
         }
         tokio::time::sleep(common::TTL + common::SLACK).await;
     }
     assert!(calls > 100 && well_formed > calls / 20, "tested nothing: {well_formed} of {calls} were answered OK");
-    admission.set_limit("db", 2).unwrap();
+    admission.set_limit(&Change::default(), "db", 2, None).unwrap();
     common::drain_and_refill(&admission).await;
 }
 
@@ -188,7 +188,7 @@ async fn p24_an_altered_lease_id_opens_nothing() {
             let mut bytes = granted.lease_id.clone().into_bytes();
             alter(&mut random, &mut bytes);
             let text = String::from_utf8_lossy(&bytes);
-            let answer = admission.renew(&text);
+            let answer = admission.renew(&text, None);
             assert_eq!(answer.is_some(), *text == *granted.lease_id, "seed {seed}: {text}");
             genuine += u32::from(answer.is_some());
         }

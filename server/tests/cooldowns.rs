@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{ask, drain_and_refill, with};
 use tidegate_core::{Draft, OnCooldown, Reason};
-use tidegate_server::{Admission, Ask, Granted, Refused};
+use tidegate_server::{Admission, Ask, Change, Granted, Refused};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
@@ -62,7 +62,7 @@ async fn l05_l06_a_cooldown_extends_never_shortens_and_defers_new_work() {
     let other = try_of(&admission, "q").await.unwrap();
     assert_eq!(admission.report("p", Duration::MAX, "").unwrap(), (Duration::from_hours(1), true));
     assert_eq!(admission.cooldowns(None, 9)[0].remaining, Duration::from_hours(1));
-    assert!(admission.clear_cooldown("p") && !admission.clear_cooldown("p"));
+    assert!(admission.clear_cooldown(&Change::default(), "p") && !admission.clear_cooldown(&Change::default(), "p"));
     let again = try_of(&admission, "p").await.unwrap();
     admission.release(&other.lease_id);
     admission.release(&again.lease_id);

@@ -58,7 +58,7 @@ async fn call(admission: Arc<Admission>, path: String, messages: Vec<Bytes>) -> 
         .body(body)
         .unwrap();
     let response = if path.starts_with("Admin") {
-        grpc::admin_service(admission).call(request).await.unwrap()
+        grpc::admin_service(admission, CancellationToken::new()).call(request).await.unwrap()
     } else {
         grpc::admission_service(admission, CancellationToken::new()).call(request).await.unwrap()
     };
@@ -169,7 +169,30 @@ async fn admin_calls_are_without_effect_or_known() {
     check("AdminService/ListBulkheads", |_| vec![frame(&v1::ListBulkheadsRequest::default())]).await;
     check("AdminService/ListLeases", |_| vec![frame(&v1::ListLeasesRequest::default())]).await;
     check("AdminService/SetLimit", |_| {
-        vec![frame(&v1::SetLimitRequest { name: "db".into(), limit: 1, detail: String::new() })]
+        vec![frame(&v1::SetLimitRequest { name: "db".into(), limit: 1, ..Default::default() })]
     })
     .await;
+    check("AdminService/SetMode", |_| {
+        let mode = v1::Mode::Enforcing.into();
+        vec![frame(&v1::SetModeRequest { name: "db".into(), mode, ..Default::default() })]
+    })
+    .await;
+    check("AdminService/UpdateBulkhead", |_| {
+        let settings = v1::BulkheadSettings { max_queued: Some(3), ..Default::default() };
+        let bulkhead = v1::Bulkhead { name: "db".into(), settings: Some(settings), ..Default::default() };
+        vec![frame(&v1::UpdateBulkheadRequest { bulkhead: Some(bulkhead), ..Default::default() })]
+    })
+    .await;
+    check("AdminService/CreateBulkhead", |_| {
+        let settings = Some(v1::BulkheadSettings { limit: Some(1), ..Default::default() });
+        vec![frame(&v1::CreateBulkheadRequest { name: "new".into(), settings, ..Default::default() })]
+    })
+    .await;
+    check("AdminService/ListWaiters", |_| vec![frame(&v1::ListWaitersRequest::default())]).await;
+    check("AdminService/ListAuditEvents", |_| vec![frame(&v1::ListAuditEventsRequest::default())]).await;
+    check("AdminService/EndRecovery", |_| {
+        vec![frame(&v1::EndRecoveryRequest { name: "db".into(), ..Default::default() })]
+    })
+    .await;
+    check("AdminService/GetServerInfo", |_| vec![frame(&v1::GetServerInfoRequest {})]).await;
 }

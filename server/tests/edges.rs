@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{ask, refill, with};
 use tidegate_core::{Draft, OnCooldown, Reason, Release, Renewal};
-use tidegate_server::{Admission, Granted};
+use tidegate_server::{Admission, Change, Granted};
 use tokio::time::Instant;
 
 const RACES: u32 = 10_000;
@@ -27,7 +27,7 @@ const BULKHEADS: u32 = 100;
 async fn leases(admission: &Admission) -> Vec<(Granted, Instant)> {
     let settings = Draft { limit: Some(RACES / BULKHEADS), lease_ttl: Some(TTL), ..Draft::default() };
     for number in 0..BULKHEADS {
-        admission.create(&format!("db/{number}"), settings.clone().try_into().unwrap()).unwrap();
+        admission.create(&Change::default(), &format!("db/{number}"), settings.clone().try_into().unwrap()).unwrap();
     }
     let mut leases = Vec::new();
     for number in 0..RACES {
@@ -74,7 +74,7 @@ async fn at_the_end<T: Send + 'static>(
 async fn p11_a_renewal_at_the_end_is_answered_renewed_only_if_it_is_in_the_count() {
     let admission = admission(1);
     let leases = leases(&admission).await;
-    let answers = at_the_end(&admission, leases, |admission, lease_id| admission.renew(lease_id).unwrap()).await;
+    let answers = at_the_end(&admission, leases, |admission, lease_id| admission.renew(lease_id, None).unwrap()).await;
     let renewed = answers.iter().filter(|answer| matches!(answer, Renewal::Renewed { .. })).count();
     let expired = answers.iter().filter(|answer| **answer == Renewal::Expired).count();
     // All renewals were within the last half second or so, and a renewed lease lasts two.
@@ -116,7 +116,7 @@ async fn p2_a_moved_limit_against_releases_never_lets_more_run_than_the_limit_wa
     }
     let mut moves = 0;
     while !tasks.is_empty() {
-        admission.set_limit("db", 1 + moves % 4).unwrap();
+        admission.set_limit(&Change::default(), "db", 1 + moves % 4, None).unwrap();
         moves += 1;
         while let Some(ended) = tasks.try_join_next() {
             ended.unwrap();
@@ -124,7 +124,7 @@ async fn p2_a_moved_limit_against_releases_never_lets_more_run_than_the_limit_wa
         tokio::task::yield_now().await;
     }
     assert!(moves > 100, "tested nothing: {moves} moves");
-    admission.set_limit("db", 4).unwrap();
+    admission.set_limit(&Change::default(), "db", 4, None).unwrap();
     refill(&admission).await;
 }
 
@@ -143,7 +143,7 @@ async fn p18_nothing_of_a_partition_is_granted_to_a_call_after_its_report() {
             let refused = futures_util::FutureExt::now_or_never(reporter.acquire(ask)).unwrap().unwrap_err();
             let reason = refused.refusal.reason;
             assert!(matches!(reason, Reason::CooldownActive | Reason::ConcurrencyCapacityExhausted), "{reason:?}");
-            assert!(extended && reporter.clear_cooldown(&partition));
+            assert!(extended && reporter.clear_cooldown(&Change::default(), &partition));
         }
     });
     let mut granted = 0;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{SLACK, TTL, acquire, admission, ask, drain_and_refill, try_acquire, with};
 use tidegate_core::{Draft, FencingToken, Reason, Release, Renewal};
-use tidegate_server::{Admission, Conflict, ServerSettings, Template};
+use tidegate_server::{Admission, Change, Refused, ServerSettings, Template};
 use tokio::time::{Instant, advance, sleep};
 
 fn millis(millis: u64) -> Duration {
@@ -58,7 +58,7 @@ async fn a_wait_ends_in_time_with_no_other_event_in_the_system() {
             tokio::time::timeout(millis(end + 1_000), admission.acquire(ask)).await.expect("an answer in time");
         assert_eq!(answer.unwrap_err().refusal.reason, Reason::WaitTimeout);
         assert!((millis(end)..=millis(end + 5)).contains(&start.elapsed()), "{:?}", start.elapsed());
-        admission.renew(&held.lease_id).unwrap();
+        admission.renew(&held.lease_id, None).unwrap();
     }
     drain_and_refill(&admission).await;
 }
@@ -70,7 +70,7 @@ async fn an_expiry_hands_over_as_a_release_would() {
     let start = Instant::now();
     let next = acquire(&admission).await.unwrap();
     assert!((TTL..=TTL + SLACK).contains(&start.elapsed()), "{:?}", start.elapsed());
-    assert_eq!(admission.renew(&gone.lease_id), Some(Renewal::Expired));
+    assert_eq!(admission.renew(&gone.lease_id, None), Some(Renewal::Expired));
     assert_eq!(admission.release(&gone.lease_id), Release::Expired);
     assert!(next.grant.token > gone.grant.token && next.grant.floor == next.grant.token);
     drain_and_refill(&admission).await;
@@ -91,10 +91,10 @@ async fn a_stall_of_the_server_moves_lease_ends_and_nothing_else() {
     queued(&admission, 1).await;
     // Stopped for twice the ttl: the wait is over, no lease is.
     advance(TTL * 2).await;
-    assert!(matches!(admission.renew(&renewed.lease_id), Some(Renewal::Renewed { .. })));
+    assert!(matches!(admission.renew(&renewed.lease_id, None), Some(Renewal::Renewed { .. })));
     assert_eq!((&mut next).await.unwrap().unwrap_err().refusal.reason, Reason::WaitTimeout);
     let resumed = Instant::now();
-    assert!(matches!(admission.renew(&silent.lease_id), Some(Renewal::Renewed { .. })));
+    assert!(matches!(admission.renew(&silent.lease_id, None), Some(Renewal::Renewed { .. })));
     while admission.bulkhead("db").unwrap().status.running > 0 {
         sleep(millis(10)).await;
     }
@@ -129,11 +129,17 @@ async fn w07_a_moved_limit_wakes_as_many_as_now_fit_and_lowering_takes_none_away
         waiters.spawn(async move { acquire(&waiting).await });
     }
     queued(&admission, 20).await;
-    assert_eq!(admission.set_limit("db", 10).unwrap_err().refusal.invalid.unwrap().field, "limit");
-    assert_eq!(admission.set_limit("db", 0).unwrap_err().refusal.invalid.unwrap().field, "limit");
-    let status = admission.set_limit("db", 6).unwrap().status;
+    assert_eq!(
+        admission.set_limit(&Change::default(), "db", 10, None).unwrap_err().refusal.invalid.unwrap().field,
+        "limit"
+    );
+    assert_eq!(
+        admission.set_limit(&Change::default(), "db", 0, None).unwrap_err().refusal.invalid.unwrap().field,
+        "limit"
+    );
+    let status = admission.set_limit(&Change::default(), "db", 6, None).unwrap().status;
     assert_eq!((status.limit, status.running, status.queued), (6, 6, 15));
-    let status = admission.set_limit("db", 2).unwrap().status;
+    let status = admission.set_limit(&Change::default(), "db", 2, None).unwrap().status;
     assert_eq!((status.limit, status.running, status.queued), (2, 6, 15));
     admission.release(&held.lease_id);
     let status = admission.bulkhead("db").unwrap().status;
@@ -152,7 +158,7 @@ async fn a_name_that_nobody_configured_takes_the_default_bulkhead() {
     other.bulkhead = "other".into();
     assert_eq!(admission.acquire(other).await.unwrap_err().refusal.reason, Reason::BulkheadNotFound);
     let settings = Draft { limit: Some(1), ..Draft::default() }.try_into().unwrap();
-    admission.create("default", settings).unwrap();
+    admission.create(&Change::default(), "default", settings).unwrap();
     let mut other = ask(&admission, None);
     other.bulkhead = "other".into();
     let granted = admission.acquire(other).await.unwrap();
@@ -167,17 +173,20 @@ async fn a_name_that_nobody_configured_takes_the_default_bulkhead() {
 async fn a_bulkhead_made_again_is_another_one_with_higher_tokens() {
     let admission = admission(3);
     let held = acquire(&admission).await.unwrap();
-    assert_eq!(admission.delete("db"), Err(Conflict::InUse));
-    assert_eq!(
-        admission.create("db", Draft { limit: Some(1), ..Draft::default() }.try_into().unwrap()),
-        Err(Conflict::Exists)
-    );
+    let reason = |refused: Refused| refused.refusal.reason;
+    let delete = || admission.delete(&Change::default(), "db", false).map_err(reason);
+    let create = |limit| {
+        let settings = Draft { limit: Some(limit), ..Draft::default() }.try_into().unwrap();
+        admission.create(&Change::default(), "db", settings).map(drop).map_err(reason)
+    };
+    assert_eq!(delete(), Err(Reason::BulkheadInUse));
+    assert_eq!(create(1), Err(Reason::BulkheadExists));
     admission.release(&held.lease_id);
-    assert_eq!((admission.delete("db"), admission.delete("db")), (Ok(()), Err(Conflict::NotFound)));
+    assert_eq!((delete(), delete()), (Ok(0), Err(Reason::BulkheadNotFound)));
     assert_eq!(acquire(&admission).await.unwrap_err().refusal.reason, Reason::BulkheadNotFound);
-    assert_eq!(admission.renew(&held.lease_id), Some(Renewal::Ended));
+    assert_eq!(admission.renew(&held.lease_id, None), Some(Renewal::Ended));
     assert_eq!(admission.release(&held.lease_id), Release::Ended);
-    admission.create("db", Draft { limit: Some(2), ..Draft::default() }.try_into().unwrap()).unwrap();
+    create(2).unwrap();
     let again = acquire(&admission).await.unwrap();
     assert!(again.grant.token > held.grant.token);
     assert_eq!(admission.release(&held.lease_id), Release::Ended);
@@ -211,9 +220,11 @@ async fn making_and_deleting_never_doubles_a_limit() {
     }
     let mut deleted = 0;
     while Instant::now() < end {
-        if admission.delete("db").is_ok() {
+        if admission.delete(&Change::default(), "db", false).is_ok() {
             deleted += 1;
-            admission.create("db", Draft { limit: Some(1), ..Draft::default() }.try_into().unwrap()).unwrap();
+            admission
+                .create(&Change::default(), "db", Draft { limit: Some(1), ..Draft::default() }.try_into().unwrap())
+                .unwrap();
         }
         tokio::task::yield_now().await;
     }
@@ -227,7 +238,7 @@ async fn r13_a_bulkhead_made_from_a_template_goes_when_it_was_idle_unless_an_ope
     let settings: tidegate_core::Settings = Draft { limit: Some(1), ..Draft::default() }.try_into().unwrap();
     let templates = vec![Template { pattern: "made/*".into(), settings: settings.clone() }];
     let admission = Arc::new(Admission::new(ServerSettings { max_bulkheads: 3, ..Default::default() }, templates));
-    admission.create("db", settings).unwrap();
+    admission.create(&Change::default(), "db", settings).unwrap();
     let running = admission.clone();
     tokio::spawn(async move { running.run().await });
     let no_wait = |name: &str| {
@@ -238,7 +249,7 @@ async fn r13_a_bulkhead_made_from_a_template_goes_when_it_was_idle_unless_an_ope
     };
     let made = admission.acquire(no_wait("made/a")).await.unwrap();
     let kept = admission.acquire(no_wait("made/b")).await.unwrap();
-    admission.set_limit("made/b", 1).unwrap();
+    admission.set_limit(&Change::default(), "made/b", 1, None).unwrap();
     let refused = admission.acquire(no_wait("made/c")).await.unwrap_err().refusal;
     assert_eq!((refused.reason, refused.hint), (Reason::ServerCapReached, Some(millis(1_000))));
     let names = || admission.bulkheads(None, 9).iter().map(|view| view.name.to_string()).collect::<Vec<_>>();
@@ -252,7 +263,7 @@ async fn r13_a_bulkhead_made_from_a_template_goes_when_it_was_idle_unless_an_ope
     assert_eq!(names(), ["db", "made/b"]);
     let again = admission.acquire(no_wait("made/a")).await.unwrap();
     assert!(again.grant.token > made.grant.token, "its tokens go on above the old ones");
-    assert_eq!(admission.renew(&made.lease_id), Some(Renewal::Ended));
+    assert_eq!(admission.renew(&made.lease_id, None), Some(Renewal::Ended));
     admission.release(&again.lease_id);
     drain_and_refill(&admission).await;
 }
@@ -262,8 +273,8 @@ async fn r14_leases_and_waiters_beyond_the_cap_are_refused_and_what_is_given_bac
     let wide: tidegate_core::Settings = Draft { limit: Some(50), ..Draft::default() }.try_into().unwrap();
     let settings = ServerSettings { max_leases: 10, max_remembered: 3, ..Default::default() };
     let admission = Arc::new(Admission::new(settings, Vec::new()));
-    admission.create("db", wide.clone()).unwrap();
-    admission.create("other", wide).unwrap();
+    admission.create(&Change::default(), "db", wide.clone()).unwrap();
+    admission.create(&Change::default(), "other", wide).unwrap();
     let running = admission.clone();
     tokio::spawn(async move { running.run().await });
     let mut held = Vec::new();

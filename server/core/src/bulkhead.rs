@@ -6,13 +6,14 @@
 
 mod acquire;
 mod cool;
+mod operate;
 mod settle;
 
 use std::time::Duration;
 
-use crate::decision::{Effect, HeldLease, Invalid, Reason, Release, Renewal, Status, Step, Totals};
+use crate::decision::{Effect, Reason, Release, Renewal, Revert, Status, Step, Totals};
 use crate::id::{FencingToken, RequestKey, WaiterId};
-use crate::lease::{Claim, Lease, Leases};
+use crate::lease::Leases;
 use crate::ledger::{Fate, Ledger};
 use crate::partition::Partitions;
 use crate::queue::Queue;
@@ -37,6 +38,11 @@ pub struct Bulkhead {
     room: Room,
     /// No waiter is granted before.
     grants_resume: Option<Instant>,
+    revert: Option<Revert>,
+    /// Why it is in its mode, as an operator told.
+    mode_detail: Box<str>,
+    /// The server is stopping: nobody new is let in.
+    draining: bool,
     totals: Totals,
 }
 
@@ -72,20 +78,26 @@ impl Bulkhead {
             rate: Rate::new(),
             room: Room::default(),
             grants_resume: None,
+            revert: None,
+            mode_detail: Box::default(),
+            draining: false,
             totals: Totals::default(),
         }
     }
 
-    /// Starts the ttl of a lease anew (R6). Answered `Renewed`, its permits are in the count.
-    pub fn renew(&mut self, now: Instant, token: FencingToken) -> Step<Renewal> {
+    /// Starts the ttl of a lease anew (R6), as asked on the stream with that number, if on one. Answered `Renewed`, its
+    /// permits are in the count.
+    pub fn renew(&mut self, now: Instant, token: FencingToken, stream: Option<u64>) -> Step<Renewal> {
         let mut effects = self.settle(now);
         let answer = match self.fate(now, token) {
+            Fate::Live(slot) if self.leases.get(slot).revoked => Renewal::Revoked,
             Fate::Live(slot) => {
-                self.leases.renew(now, slot);
+                self.leases.renew(now, slot, stream);
                 Renewal::Renewed { ttl: self.leases.get(slot).claim.ttl, floor: self.ledger.floor() }
             }
             Fate::Released => Renewal::Released,
             Fate::Expired => Renewal::Expired,
+            Fate::Revoked => Renewal::Revoked,
             Fate::Forgotten => Renewal::Ended,
         };
         self.grant_waiters(now, &mut effects);
@@ -123,12 +135,13 @@ impl Bulkhead {
 
     fn release_token(&mut self, now: Instant, token: FencingToken) -> Release {
         match self.fate(now, token) {
-            Fate::Live(slot) => {
-                self.end(now, slot, Fate::Released);
-                Release::Released
-            }
+            Fate::Live(slot) => match self.end(now, slot, Fate::Released) {
+                Fate::Revoked => Release::Revoked,
+                _ => Release::Released,
+            },
             Fate::Released => Release::AlreadyReleased,
             Fate::Expired => Release::Expired,
+            Fate::Revoked => Release::Revoked,
             Fate::Forgotten => Release::Ended,
         }
     }
@@ -168,48 +181,6 @@ impl Bulkhead {
         }
     }
 
-    /// Moves the limit in force, 1 to the ceiling, at once (R4). Lowering cancels nobody; raising grants as many waiters
-    /// as now fit.
-    pub fn set_limit(&mut self, now: Instant, limit: u32) -> Step<Result<(), Invalid>> {
-        let mut effects = self.settle(now);
-        let ceiling = self.settings.ceiling();
-        let answer = if (1..=ceiling).contains(&limit) {
-            self.move_limit(now, limit);
-            Ok(())
-        } else {
-            Err(Invalid { field: "limit", allowed: format!("1 to {ceiling}, not {limit}") })
-        };
-        self.grant_waiters(now, &mut effects);
-        self.step(answer, effects)
-    }
-
-    fn move_limit(&mut self, now: Instant, limit: u32) {
-        // A ramp that was over under the old limit does not come back with the new one.
-        for partition in self.partitions.troubled() {
-            self.refresh(now, partition);
-        }
-        self.limit = limit;
-        self.queue.set_limit(limit, |partition| self.partitions.get(partition).cooldown.is_some());
-        // How long a ramp lasts depends on the limit.
-        for partition in self.partitions.troubled() {
-            self.refresh(now, partition);
-        }
-    }
-
-    /// Replaces the settings (R4). A changed start limit moves the limit in force; a lower ceiling lowers it too, and
-    /// waiters that ask for more than the new ceiling are refused. Waits begun keep their ends and their places.
-    pub fn configure(&mut self, now: Instant, settings: Settings) -> Step<()> {
-        let mut effects = self.settle(now);
-        let wanted = if settings.limit() == self.settings.limit() { self.limit } else { settings.limit() };
-        self.settings = settings;
-        self.move_limit(now, wanted.min(self.settings.ceiling()));
-        while let Some(slot) = self.queue.any_above(self.settings.ceiling()) {
-            self.refuse_waiter(now, slot, Reason::PermitsExceedCeiling, &mut effects);
-        }
-        self.grant_waiters(now, &mut effects);
-        self.step((), effects)
-    }
-
     /// The server itself stood still: lease ends move by what is new in `stall`, waits do not (R6). Comes before any
     /// other call that follows the gap; does nothing when there is no new gap.
     pub fn forgive(&mut self, stall: Stall) {
@@ -235,13 +206,20 @@ impl Bulkhead {
     pub fn next_deadline(&self) -> Option<Instant> {
         let (wait_end, _) = self.queue.first_end()?;
         let turn = self.partitions.first_turn().map(|(at, _)| at);
-        let others = self.leases.first_end().into_iter().chain(self.grants_resume).chain(turn);
+        let revert = self.revert.map(|revert| revert.at);
+        let others = self.leases.first_end().into_iter().chain(self.grants_resume).chain(turn).chain(revert);
         Some(others.fold(wait_end, Instant::min))
     }
 
     /// How it stands, as of the last call that was handed the time.
     pub fn status(&self) -> Status {
-        Status { limit: self.limit, running: self.leases.running(), queued: self.queued(), totals: self.totals }
+        let (limit, running, queued) = (self.limit, self.leases.running(), self.queued());
+        Status { limit, running, queued, revert: self.revert, totals: self.totals }
+    }
+
+    /// Nobody runs and nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.leases.len() == 0 && self.queue.len() == 0
     }
 
     /// The token of the latest grant, or the one it was made with.
@@ -271,20 +249,6 @@ impl Bulkhead {
         }
     }
 
-    /// What was decided about it.
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
-    /// The live leases with tokens from `from` on, in grant order.
-    pub fn leases_from(&self, from: FencingToken) -> impl Iterator<Item = HeldLease<'_>> {
-        self.ledger.live_from(from).map(|(token, slot)| {
-            let Lease { granted_at, claim: Claim { permits, partition, holder, .. }, .. } = self.leases.get(slot);
-            let (permits, granted_at, end) = (*permits, *granted_at, self.leases.end(slot));
-            HeldLease { token, permits, partition: self.partitions.name(*partition), holder, granted_at, end }
-        })
-    }
-
     #[allow(clippy::cast_possible_truncation)] // at most MAX_QUEUED
     fn queued(&self) -> u32 {
         self.queue.len() as u32
@@ -305,17 +269,21 @@ impl Bulkhead {
     fn check_invariants(&self) {
         let sum: u64 = self.leases.iter().map(|(_, lease)| u64::from(lease.claim.permits)).sum();
         assert_eq!(u64::from(self.leases.running()), sum, "R16: running is the sum of the leases");
+        let marked: u32 = self.leases.iter().map(|(_, lease)| lease.counted_by_rule()).sum();
+        assert_eq!(self.leases.marked(), marked, "R12: the rule's running is the sum of the marked leases");
         for (slot, lease) in self.leases.iter() {
             assert_eq!(self.ledger.fate(lease.token), Fate::Live(slot));
         }
         self.queue.check_invariants();
         for (slot, partition) in self.partitions.iter() {
             let of = self.leases.iter().filter(|(_, lease)| lease.claim.partition == slot);
-            let running: u32 = of.map(|(_, lease)| lease.claim.permits).sum();
+            let (running, marked) = of.fold((0, 0), |(running, marked), (_, lease)| {
+                (running + lease.claim.permits, marked + lease.counted_by_rule())
+            });
             let waiters = self.queue.of_partition(slot, false).len();
             assert_eq!(
-                (partition.running, self.partitions.waiters(slot) as usize),
-                (running, waiters),
+                (partition.running, partition.marked, self.partitions.waiters(slot) as usize),
+                (running, marked, waiters),
                 "R11: a partition's account"
             );
             assert!(running > 0 || waiters > 0 || slot == crate::partition::OWN, "an empty partition stays");

@@ -29,6 +29,13 @@ pub enum Effect {
     Waits(Option<Box<str>>),
     /// A partition has no waiter here any more.
     WaitsNoMore(Option<Box<str>>),
+    /// The limit went back by itself, as an operator had told it to.
+    Reverted {
+        /// The limit until then.
+        before: u32,
+        /// The limit since.
+        after: u32,
+    },
 }
 
 /// How urgent a request is: its rank moves its place by whole `aging_step`s (R2).
@@ -148,11 +155,23 @@ pub enum Reason {
     Superseded,
     /// The request id's lease has ended, or it was withdrawn.
     RequestIdSpent,
+    /// An operator closed the bulkhead.
+    BulkheadClosed,
+    /// The server is stopping.
+    Draining,
+    /// No live lease has that fencing token.
+    LeaseNotFound,
+    /// A bulkhead of that name is there.
+    BulkheadExists,
+    /// Permits run, waiters wait, or it is on its way out.
+    BulkheadInUse,
+    /// Somebody changed it meanwhile.
+    EtagMismatch,
 }
 
 impl Reason {
     /// All of them, in the order of their totals.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 19] = [
         Self::ConcurrencyCapacityExhausted,
         Self::QueueFull,
         Self::WaitTimeout,
@@ -166,6 +185,12 @@ impl Reason {
         Self::RequestIdReused,
         Self::Superseded,
         Self::RequestIdSpent,
+        Self::BulkheadClosed,
+        Self::Draining,
+        Self::LeaseNotFound,
+        Self::BulkheadExists,
+        Self::BulkheadInUse,
+        Self::EtagMismatch,
     ];
 
     /// Its name on the wire.
@@ -184,6 +209,12 @@ impl Reason {
             Self::RequestIdReused => "REQUEST_ID_REUSED",
             Self::Superseded => "SUPERSEDED",
             Self::RequestIdSpent => "REQUEST_ID_SPENT",
+            Self::BulkheadClosed => "BULKHEAD_CLOSED",
+            Self::Draining => "DRAINING",
+            Self::LeaseNotFound => "LEASE_NOT_FOUND",
+            Self::BulkheadExists => "BULKHEAD_EXISTS",
+            Self::BulkheadInUse => "BULKHEAD_IN_USE",
+            Self::EtagMismatch => "ETAG_MISMATCH",
         }
     }
 }
@@ -205,6 +236,8 @@ pub struct Refusal {
     pub hint: Option<Duration>,
     /// Which field is wrong, for the reasons that speak of one.
     pub invalid: Option<Invalid>,
+    /// What an operator has to say about it, where one closed the bulkhead.
+    pub detail: Option<Box<str>>,
 }
 
 /// A value outside its range.
@@ -236,6 +269,8 @@ pub enum Renewal {
     Released,
     /// Expired before.
     Expired,
+    /// An operator took it back.
+    Revoked,
     /// No longer remembered.
     Ended,
 }
@@ -249,6 +284,8 @@ pub enum Release {
     AlreadyReleased,
     /// Expired before.
     Expired,
+    /// An operator had taken it back. The first release of one that still ran frees its permits.
+    Revoked,
     /// A waiter was withdrawn.
     Withdrawn,
     /// No longer remembered.
@@ -272,10 +309,64 @@ pub struct HeldLease<'a> {
     pub granted_at: Instant,
     /// When it ends unless renewed.
     pub end: Instant,
+    /// An operator took it back; it runs until its release or its end.
+    pub revoked: bool,
+}
+
+/// A waiter, as operators see it.
+#[derive(Debug)]
+pub struct QueuedWaiter<'a> {
+    /// Where it stands: smaller is nearer to its turn.
+    pub place: Place,
+    /// How many permits it asks for.
+    pub permits: u32,
+    /// How urgent.
+    pub priority: Priority,
+    /// Its partition; `None` is the bulkhead's own name.
+    pub partition: Option<&'a str>,
+    /// Who waits.
+    pub holder: &'a Holder,
+    /// Since when.
+    pub since: Instant,
+    /// When its wait ends.
+    pub end: Instant,
+    /// Passed over now: its partition cools or ramps, or it asks for more than the limit.
+    pub passed_over: bool,
+}
+
+/// A place in the order of a queue (R2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Nanoseconds of the instant it counts from.
+    pub nanos: u64,
+    /// The number of its arrival.
+    pub arrival: u64,
+}
+
+/// A lease that an operator took back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Revoked {
+    /// How many permits it holds, or held until now.
+    pub permits: u32,
+    /// Its ttl.
+    pub ttl: Duration,
+    /// The request id it was granted to.
+    pub request: Option<RequestKey>,
+    /// The shell's number for the stream that last renewed it.
+    pub stream: Option<u64>,
+}
+
+/// A limit that will go back by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Revert {
+    /// When.
+    pub at: Instant,
+    /// To what, or to the ceiling if that is lower then.
+    pub limit: u32,
 }
 
 /// How a bulkhead stands (R16).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Status {
     /// The limit in force.
     pub limit: u32,
@@ -283,12 +374,14 @@ pub struct Status {
     pub running: u32,
     /// Waiters in the queue.
     pub queued: u32,
+    /// The limit goes back then.
+    pub revert: Option<Revert>,
     /// What happened so far.
     pub totals: Totals,
 }
 
 /// Counts that only grow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Totals {
     /// Leases whose holder was told, replays not counted.
     pub granted: u64,
@@ -298,6 +391,12 @@ pub struct Totals {
     pub held_back: u64,
     /// Leases that expired.
     pub expired: u64,
+    /// Leases that an operator took back.
+    pub revoked: u64,
+    /// In SHADOW: requests that the rule would have queued.
+    pub would_wait: u64,
+    /// In SHADOW: requests that the rule would have refused.
+    pub would_refuse: u64,
     /// Ended leases and spent request ids forgotten before their time, for want of room.
     pub forgotten: u64,
     refused: [u64; Reason::ALL.len()],

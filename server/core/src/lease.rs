@@ -35,6 +35,19 @@ pub(crate) struct Lease {
     pub(crate) claim: Claim,
     /// Somebody was told of it: it can no longer count as never granted.
     pub(crate) told: bool,
+    /// In SHADOW: the rule would have granted it, so it fills the rule's `running`.
+    pub(crate) marked: bool,
+    /// An operator took it back: it is not renewed any more.
+    pub(crate) revoked: bool,
+    /// The shell's number for the stream that last renewed it.
+    pub(crate) stream: Option<u64>,
+}
+
+impl Lease {
+    /// The permits by which it fills the rule's `running` in SHADOW.
+    pub(crate) fn counted_by_rule(&self) -> u32 {
+        if self.marked { self.claim.permits } else { 0 }
+    }
 }
 
 /// All live leases.
@@ -44,6 +57,7 @@ pub(crate) struct Leases {
     /// On the leases' own clock.
     ends: Ends,
     running: u32,
+    marked: u32,
     /// How far the leases' clock runs behind.
     forgiven: Duration,
     quiet_until: Instant,
@@ -53,6 +67,11 @@ impl Leases {
     /// The permits of all of them.
     pub(crate) fn running(&self) -> u32 {
         self.running
+    }
+
+    /// The permits of those that the rule granted, or would have granted.
+    pub(crate) fn marked(&self) -> u32 {
+        self.marked
     }
 
     pub(crate) fn get(&self, slot: u32) -> &Lease {
@@ -77,6 +96,7 @@ impl Leases {
     pub(crate) fn insert(&mut self, now: Instant, lease: Lease) {
         let slot = self.vacant();
         self.running += lease.claim.permits;
+        self.marked += lease.counted_by_rule();
         self.ends.insert(slot, now + lease.claim.ttl - self.forgiven);
         self.slots.insert(lease);
     }
@@ -85,11 +105,14 @@ impl Leases {
         self.ends.remove(slot);
         let lease = self.slots.remove(slot as usize);
         self.running -= lease.claim.permits;
+        self.marked -= lease.counted_by_rule();
         lease
     }
 
-    /// Starts its ttl anew.
-    pub(crate) fn renew(&mut self, now: Instant, slot: u32) {
+    /// Starts its ttl anew, as asked on that stream.
+    pub(crate) fn renew(&mut self, now: Instant, slot: u32, stream: Option<u64>) {
+        let lease = &mut self.slots[slot as usize];
+        lease.stream = stream.or(lease.stream);
         self.ends.update(slot, now + self.slots[slot as usize].claim.ttl - self.forgiven);
     }
 

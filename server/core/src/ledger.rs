@@ -26,6 +26,8 @@ pub(crate) enum Fate {
     Released,
     /// Its lease expired.
     Expired,
+    /// An operator had revoked its lease, and then it ended.
+    Revoked,
     /// Never granted as far as anybody was told, or ended too long ago.
     Forgotten,
 }

@@ -35,9 +35,9 @@ mod time;
 pub use bulkhead::{Bulkhead, Room};
 pub use cooldown::{calm_at, extend};
 pub use decision::{
-    Acquire, Decision, Effect, Grant, HeldLease, Holder, Invalid, OnCooldown, Priority, Reason, Refusal, Release,
-    Renewal, Status, Step, Totals,
+    Acquire, Decision, Effect, Grant, HeldLease, Holder, Invalid, OnCooldown, Place, Priority, QueuedWaiter, Reason,
+    Refusal, Release, Renewal, Revert, Revoked, Status, Step, Totals,
 };
 pub use id::{FencingToken, RequestKey, WaiterId};
-pub use settings::{Draft, MAX_CEILING, MAX_LEASE_TTL, MAX_QUEUED, MAX_WAIT, MIN_LEASE_TTL, Settings};
+pub use settings::{Draft, MAX_CEILING, MAX_LEASE_TTL, MAX_QUEUED, MAX_WAIT, MIN_LEASE_TTL, Mode, Settings};
 pub use time::{Instant, Stall, slack};

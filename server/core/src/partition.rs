@@ -18,6 +18,8 @@ pub(crate) struct Partition {
     name: Option<Box<str>>,
     /// Permits of its leases.
     pub(crate) running: u32,
+    /// Permits of those that are marked (R12).
+    pub(crate) marked: u32,
     waiters: u32,
     /// When the cooldown of its waiters ends or ended; `None` as soon as it is calm, or nobody waits.
     pub(crate) cooldown: Option<Instant>,

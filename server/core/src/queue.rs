@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use slab::Slab;
 
-use crate::decision::Priority;
+use crate::decision::{Place, Priority};
 use crate::ends::Ends;
 use crate::id::WaiterId;
 use crate::lease::Claim;
@@ -27,6 +27,10 @@ pub(crate) struct Order(Instant, u64);
 impl Order {
     const FIRST: Self = Self(Instant::ORIGIN, 0);
     const LAST: Self = Self(Instant::NEVER, u64::MAX);
+
+    pub(crate) fn place(self) -> Place {
+        Place { nanos: self.0.as_nanos(), arrival: self.1 }
+    }
 }
 
 /// A call in the queue.
@@ -40,6 +44,7 @@ pub(crate) struct Waiter {
     pub(crate) waits_for_cooldown: bool,
     /// The call's own deadline.
     pub(crate) deadline: Option<Instant>,
+    pub(crate) since: Instant,
     stand: Stand,
 }
 
@@ -64,6 +69,7 @@ pub(crate) struct Newcomer {
     pub(crate) claim: Claim,
     pub(crate) waits_for_cooldown: bool,
     pub(crate) deadline: Option<Instant>,
+    pub(crate) since: Instant,
     /// Its partition cools or ramps.
     pub(crate) held: bool,
 }
@@ -182,6 +188,30 @@ impl Queue {
         tails.chain(self.elsewhere.last_key_value().map(|(_, &slot)| slot)).max_by_key(|&slot| self.get(slot).order)
     }
 
+    /// The first `most` waiters that come after a place, in order, wherever they stand. Looks at every waiter.
+    pub(crate) fn after(&self, place: Option<Place>, most: usize) -> Vec<u32> {
+        let after = place.map(|Place { nanos, arrival }| Order(Instant::from_nanos(nanos), arrival));
+        #[allow(clippy::cast_possible_truncation)] // at most MAX_QUEUED waiters
+        let all = self.waiters.iter().map(|(slot, waiter)| (waiter.order, slot as u32));
+        let mut wanted: Vec<_> = all.filter(|(order, _)| after.is_none_or(|after| *order > after)).collect();
+        if most < wanted.len() {
+            wanted.select_nth_unstable(most);
+            wanted.truncate(most);
+        }
+        wanted.sort_unstable();
+        wanted.into_iter().map(|(_, slot)| slot).collect()
+    }
+
+    /// Whether the one in that slot is not eligible now.
+    pub(crate) fn is_passed_over(&self, slot: u32) -> bool {
+        let waiter = self.get(slot);
+        match waiter.stand {
+            Stand::Line { .. } | Stand::Returned => false,
+            Stand::Held => !self.offers.contains_key(&waiter.order),
+            Stand::Aside => true,
+        }
+    }
+
     /// The first of a partition that is held.
     pub(crate) fn first_held(&self, partition: u32) -> Option<(u32, &Waiter)> {
         let mut held = self.held.range((partition, Order::FIRST)..);
@@ -247,11 +277,11 @@ impl Queue {
     }
 
     pub(crate) fn push(&mut self, newcomer: Newcomer) -> WaiterId {
-        let Newcomer { order, end, priority, claim, waits_for_cooldown, deadline, held } = newcomer;
+        let Newcomer { order, end, priority, claim, waits_for_cooldown, deadline, since, held } = newcomer;
         let call = self.next_number();
         let permits = claim.permits;
         self.asked += u64::from(permits);
-        let waiter = Waiter { call, order, priority, claim, waits_for_cooldown, deadline, stand: Stand::Aside };
+        let waiter = Waiter { call, order, priority, claim, waits_for_cooldown, deadline, since, stand: Stand::Aside };
         #[allow(clippy::cast_possible_truncation)] // at most MAX_QUEUED waiters
         let slot = self.waiters.insert(waiter) as u32;
         self.ends.insert(slot, end);

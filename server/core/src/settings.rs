@@ -18,6 +18,32 @@ pub const MAX_LEASE_TTL: Duration = Duration::from_mins(5);
 /// Waiters per permit of the start limit, unless `max_queued` says otherwise.
 const QUEUE_FACTOR: u32 = 8;
 
+/// What a bulkhead does with those who ask (R12). Leases run on in all modes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// The rules hold.
+    #[default]
+    Enforcing,
+    /// Everything is granted at once; beside it the rules are played, and what they would do is counted.
+    Shadow,
+    /// Nothing is granted; the queue keeps its order and its ends.
+    Paused,
+    /// Everything is refused, waiters too.
+    Closed,
+}
+
+impl Mode {
+    /// Its name in files and for people.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Enforcing => "enforcing",
+            Self::Shadow => "shadow",
+            Self::Paused => "paused",
+            Self::Closed => "closed",
+        }
+    }
+}
+
 /// Settings as somebody wrote them down: what is `None` takes its default. The only place where defaults are written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Draft {
@@ -43,10 +69,12 @@ pub struct Draft {
     pub displace: Option<bool>,
     /// How long each doubling of the careful start after a cooldown takes, 0 (no ramp) to 1 min; default 1 s.
     pub ramp_step: Option<Duration>,
+    /// What to do with those who ask; default: enforcing.
+    pub mode: Option<Mode>,
 }
 
 /// Settings of a bulkhead, each within its range. Made from a [`Draft`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Settings {
     limit: u32,
     ceiling: u32,
@@ -59,6 +87,7 @@ pub struct Settings {
     max_retry_hint: Duration,
     displace: bool,
     ramp_step: Duration,
+    mode: Mode,
 }
 
 impl Settings {
@@ -99,9 +128,48 @@ impl Settings {
         self.ramp_step
     }
 
+    /// The shortest retry hint.
+    pub fn min_retry_hint(&self) -> Duration {
+        self.min_retry_hint
+    }
+    /// The longest retry hint.
+    pub fn max_retry_hint(&self) -> Duration {
+        self.max_retry_hint
+    }
+    /// What to do with those who ask.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// The same in another mode.
+    #[must_use]
+    pub fn with_mode(self, mode: Mode) -> Self {
+        Self { mode, ..self }
+    }
+
     /// `hint` within the bounds of retry hints.
     pub(crate) fn clamp_hint(&self, hint: Duration) -> Duration {
         hint.clamp(self.min_retry_hint, self.max_retry_hint)
+    }
+}
+
+/// All of them written down, to change some and to check the whole again.
+impl From<&Settings> for Draft {
+    fn from(settings: &Settings) -> Self {
+        Self {
+            limit: Some(settings.limit),
+            ceiling: Some(settings.ceiling),
+            max_queued: Some(settings.max_queued),
+            max_wait: Some(settings.max_wait),
+            lease_ttl: Some(settings.lease_ttl),
+            max_lease_ttl: Some(settings.max_lease_ttl),
+            aging_step: Some(settings.aging_step),
+            min_retry_hint: Some(settings.min_retry_hint),
+            max_retry_hint: Some(settings.max_retry_hint),
+            displace: Some(settings.displace),
+            ramp_step: Some(settings.ramp_step),
+            mode: Some(settings.mode),
+        }
     }
 }
 
@@ -147,6 +215,7 @@ impl TryFrom<Draft> for Settings {
                 Duration::ZERO,
                 Duration::from_mins(1),
             )?,
+            mode: draft.mode.unwrap_or_default(),
         })
     }
 }

@@ -51,11 +51,30 @@ impl Refused {
     /// Refused before any bulkhead was asked. A name that is too long to be one is not repeated.
     pub fn early(reason: Reason, bulkhead: &str, invalid: Option<Invalid>) -> Self {
         let hint = (reason == Reason::ServerCapReached).then_some(Duration::from_secs(1));
-        let refusal = Refusal { reason, limit: 0, running: 0, queued: 0, ramp: None, hint, invalid };
+        let refusal = Refusal { reason, limit: 0, running: 0, queued: 0, ramp: None, hint, invalid, detail: None };
         let bulkhead = if bulkhead.len() <= name::LONGEST { bulkhead } else { "" };
         Self { refusal, bulkhead: bulkhead.into(), partition: None, deadline: None }
     }
 }
+
+impl Refused {
+    /// A field or setting that is out of its range.
+    pub fn invalid(bulkhead: &str, invalid: Invalid) -> Self {
+        Self::early(Reason::InvalidField, bulkhead, Some(invalid))
+    }
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { refusal: Refusal { reason, invalid, .. }, bulkhead, .. } = self;
+        match invalid {
+            Some(invalid) => write!(f, "bulkhead {bulkhead:?}: {invalid}"),
+            None => write!(f, "bulkhead {bulkhead:?}: {}", reason.as_str()),
+        }
+    }
+}
+
+impl std::error::Error for Refused {}
 
 pub(super) fn not_found(name: &str) -> Refused {
     if name.is_empty() || name == DEFAULT {

@@ -7,38 +7,49 @@ use std::time::SystemTime;
 
 use dashmap::mapref::entry::Entry;
 use parking_lot::Mutex;
-use tidegate_core::{Bulkhead, FencingToken, Reason, Room, Settings, Status};
+use tidegate_core::{Bulkhead, FencingToken, Mode, Reason, Room, Settings, Status};
 
 use super::ask::not_found;
-use super::{Admission, Cell, DEFAULT, Refused, State};
-
-/// Why a bulkhead cannot be made or deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Conflict {
-    /// One of that name is there.
-    #[error("a bulkhead of that name exists")]
-    Exists,
-    /// There are as many as there may be.
-    #[error("there are as many bulkheads as max_bulkheads allows")]
-    TooMany,
-    /// Permits run or waiters wait.
-    #[error("the bulkhead has leases or waiters")]
-    InUse,
-    /// None of that name is there.
-    #[error("no bulkhead has that name")]
-    NotFound,
-}
+use super::audit::{Change, differences};
+use super::{Admission, Cell, DEFAULT, Refused, State, View};
 
 impl Admission {
     /// Makes a bulkhead. One made again counts its fencing tokens from above those of the old one (R13).
-    pub fn create(&self, name: &str, settings: Settings) -> Result<(), Conflict> {
-        self.make(name, settings, false).map(drop)
+    pub fn create(&self, change: &Change<'_>, name: &str, settings: Settings) -> Result<View, Refused> {
+        let cell = self.make(name, settings, false)?;
+        // Nothing happened in it yet that time could have changed, and it has nothing to borrow for.
+        let view = self.view(&cell, &cell.state.lock());
+        self.audit.bulkhead(*change, cell.name.clone(), differences(None, Some(&view)));
+        Ok(view)
     }
 
-    fn make(&self, name: &str, settings: Settings, dynamic: bool) -> Result<Arc<Cell>, Conflict> {
-        let Entry::Vacant(vacant) = self.cells.entry(name.into()) else { return Err(Conflict::Exists) };
+    /// What [`create`](Self::create) would make.
+    pub fn would_create(&self, name: &str, settings: Settings) -> Result<View, Refused> {
+        if let Some(cell) = self.find_exact(name) {
+            return Err(self.taken(&cell));
+        }
+        let bulkhead = Bulkhead::new(settings, FencingToken::default());
+        Ok(View {
+            name: name.into(),
+            settings: bulkhead.settings().clone(),
+            status: bulkhead.status(),
+            counted_since: SystemTime::now(),
+            revert_time: None,
+            mode_detail: Box::default(),
+            deleting: false,
+            etag: String::new(),
+        })
+    }
+
+    fn make(&self, name: &str, settings: Settings, dynamic: bool) -> Result<Arc<Cell>, Refused> {
+        if let Some(cell) = self.find_exact(name) {
+            return Err(self.taken(&cell));
+        }
+        let Entry::Vacant(vacant) = self.cells.entry(name.into()) else {
+            return Err(Refused::early(Reason::BulkheadExists, name, None));
+        };
         if !self.caps.take_bulkhead() {
-            return Err(Conflict::TooMany);
+            return Err(Refused::early(Reason::ServerCapReached, name, None));
         }
         let after = FencingToken::from_u64(self.floor.load(Ordering::Acquire));
         let incarnation = self.next_incarnation.fetch_add(1, Ordering::Relaxed);
@@ -52,6 +63,9 @@ impl Admission {
             room,
             idle_since: None,
             kept: !dynamic,
+            revision: 0,
+            leaving: false,
+            told_expired: 0,
             dead: false,
         };
         let (name, counted_since) = (vacant.key().clone(), SystemTime::now());
@@ -61,21 +75,38 @@ impl Admission {
         Ok(cell)
     }
 
-    /// Deletes a bulkhead that nobody holds a lease of or waits for. Ids of its leases answer `Ended` from then on.
-    pub fn delete(&self, name: &str) -> Result<(), Conflict> {
-        let cell = self.find_exact(name).ok_or(Conflict::NotFound)?;
-        let (mut state, now) = self.enter(&cell);
-        if state.dead {
-            return Err(Conflict::NotFound);
-        }
-        let settled = state.bulkhead.advance(now);
-        self.finish(&cell, &mut state, settled);
-        let Status { running, queued, .. } = state.bulkhead.status();
-        if running > 0 || queued > 0 {
-            return Err(Conflict::InUse);
-        }
-        self.bury(&cell, &mut state);
-        Ok(())
+    /// Why no bulkhead of that name can be made.
+    fn taken(&self, cell: &Cell) -> Refused {
+        let leaving = self.enter(cell).0.leaving;
+        let reason = if leaving { Reason::BulkheadInUse } else { Reason::BulkheadExists };
+        Refused::early(reason, &cell.name, None)
+    }
+
+    /// Deletes a bulkhead; ids of its leases answer `Ended` once it is gone. One with leases or waiters is in use, unless
+    /// it may `drain`: then its waiters are refused, nobody new is let in, and it goes with its last lease. Answers how
+    /// many permits still run: with none it is gone.
+    pub fn delete(&self, change: &Change<'_>, name: &str, drain: bool) -> Result<u32, Refused> {
+        let (_, answer) = self.on(name, Self::find, |cell, state, now| {
+            let settled = state.bulkhead.advance(now);
+            self.finish(cell, state, settled);
+            if !state.leaving {
+                state.expect(cell, change.etag)?;
+            }
+            let before = self.view(cell, state);
+            let Status { running, queued, .. } = before.status;
+            if !drain && (running > 0 || queued > 0) {
+                return Err(Refused::early(Reason::BulkheadInUse, name, None));
+            }
+            if !state.leaving {
+                self.audit.bulkhead(*change, cell.name.clone(), differences(Some(&before), None));
+                state.leaving = true;
+                let detail = if change.detail.is_empty() { "it was deleted" } else { change.detail };
+                let step = state.bulkhead.set_mode(now, Mode::Closed, detail);
+                self.finish(cell, state, step);
+            }
+            Ok(running)
+        })?;
+        answer
     }
 
     /// Takes a cell that nobody holds or waits for out of the map.
@@ -98,7 +129,7 @@ impl Admission {
         if let Some(template) = self.templates.iter().find(|template| template.matches(name)) {
             return match self.make(name, template.settings.clone(), true) {
                 Ok(cell) => Ok(cell),
-                Err(Conflict::TooMany) => Err(Refused::early(Reason::ServerCapReached, name, None)),
+                Err(refused) if refused.refusal.reason == Reason::ServerCapReached => Err(refused),
                 // Somebody else made it meanwhile.
                 Err(_) => self.find_or_make(name),
             };
@@ -107,7 +138,10 @@ impl Admission {
     }
 
     pub(super) fn find(&self, name: &str) -> Result<Arc<Cell>, Refused> {
-        self.find_exact(name).ok_or_else(|| not_found(name))
+        self.find_exact(name).ok_or_else(|| match name {
+            DEFAULT => Refused::early(Reason::BulkheadNotFound, name, None),
+            name => not_found(name),
+        })
     }
 
     pub(super) fn find_exact(&self, name: &str) -> Option<Arc<Cell>> {

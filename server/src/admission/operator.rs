@@ -1,113 +1,102 @@
-//! What operators see and do.
+//! What operators do.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use tidegate_core::{FencingToken, Holder, Reason, Settings, Status};
+use tidegate_core::{FencingToken, Instant, Invalid, Mode, Reason, RequestKey, Settings};
 
-use super::{Admission, Cell, Refused};
-use crate::cooldowns::CooldownView;
-
-/// A bulkhead as operators see it.
-#[derive(Debug)]
-pub struct View {
-    /// Its name.
-    pub name: Arc<str>,
-    /// What was decided about it.
-    pub settings: Settings,
-    /// How it stands.
-    pub status: Status,
-    /// Since when its totals count.
-    pub counted_since: SystemTime,
-}
-
-/// A lease as operators see it.
-#[derive(Debug)]
-pub struct LeaseView {
-    /// The bulkhead that granted it.
-    pub bulkhead: Arc<str>,
-    /// Names it, with its bulkhead.
-    pub token: FencingToken,
-    /// How many permits.
-    pub permits: u32,
-    /// What it runs for.
-    pub partition: Box<str>,
-    /// Who has it.
-    pub holder: Holder,
-    /// Since when.
-    pub granted_at: SystemTime,
-    /// What is left of its ttl.
-    pub ttl_left: Duration,
-}
+use super::audit::{AuditChange, Change, differences};
+use super::{Admission, Cell, Refused, State, View};
+use crate::seal::LeaseId;
+use crate::streams::Push;
 
 impl Admission {
-    /// Moves the limit in force, at once (R4).
-    pub fn set_limit(&self, name: &str, limit: u32) -> Result<View, Refused> {
-        let (cell, answer) = self.on(name, Self::find, |cell, state, now| {
-            state.kept = true;
-            let step = state.bulkhead.set_limit(now, limit);
-            self.finish(cell, state, step)
-        })?;
-        match answer {
-            Ok(()) => Ok(self.view(&cell)),
-            Err(invalid) => Err(Refused::early(Reason::InvalidField, name, Some(invalid))),
-        }
-    }
-
-    /// A bulkhead as it stands now.
-    pub fn bulkhead(&self, name: &str) -> Result<View, Refused> {
-        let cell = self.find(name)?;
-        Ok(self.view(&cell))
-    }
-
-    /// The bulkheads with names after `after`, by name, at most `most`.
-    pub fn bulkheads(&self, after: Option<&str>, most: usize) -> Vec<View> {
-        let names = self.names(|name| after.is_none_or(|after| name > after));
-        names.iter().filter_map(|name| self.bulkhead(name).ok()).take(most).collect()
-    }
-
-    /// Live leases by bulkhead and token, of one bulkhead or of all, from a place on, at most `most`.
-    pub fn leases(
+    /// Moves the limit in force, at once (R4), for that time or for good.
+    pub fn set_limit(
         &self,
-        only: Option<&str>,
-        from: (&str, FencingToken),
-        most: usize,
-    ) -> Result<Vec<LeaseView>, Refused> {
-        if let Some(only) = only {
-            self.bulkhead(only)?;
-        }
-        let (from_name, from_token) = from;
-        let mut leases = Vec::new();
-        for name in self.names(|name| name >= from_name && only.is_none_or(|only| name == only)) {
-            let Some(cell) = self.find_exact(&name) else { continue };
-            let from = if *name == *from_name { from_token } else { FencingToken::default() };
-            let (mut state, now) = self.enter(&cell);
-            let settled = state.bulkhead.advance(now);
-            self.finish(&cell, &mut state, settled);
-            let held = state.bulkhead.leases_from(from).take(most - leases.len());
-            leases.extend(held.map(|lease| LeaseView {
-                bulkhead: name.clone(),
-                token: lease.token,
-                permits: lease.permits,
-                partition: lease.partition.unwrap_or(&name).into(),
-                holder: lease.holder.clone(),
-                granted_at: self.clock.wall(lease.granted_at),
-                ttl_left: lease.end.since(now),
-            }));
-            if leases.len() == most {
-                break;
-            }
-        }
-        Ok(leases)
+        change: &Change<'_>,
+        name: &str,
+        limit: u32,
+        revert_after: Option<Duration>,
+    ) -> Result<View, Refused> {
+        self.change(change, name, |cell, state, now| {
+            let step = state.bulkhead.set_limit(now, limit, revert_after);
+            self.finish(cell, state, step).map_err(|invalid| Refused::invalid(name, invalid))
+        })
     }
 
-    /// The partitions that cool, ramp, or are remembered to have, with names after `after`, by name, at most `most`.
-    pub fn cooldowns(&self, after: Option<&str>, most: usize) -> Vec<CooldownView> {
-        self.cooldowns.list(self.clock.now(), after, most)
+    /// Changes the mode (R12). Those whom a closed bulkhead refuses are told the change's detail.
+    pub fn set_mode(&self, change: &Change<'_>, name: &str, mode: Mode) -> Result<View, Refused> {
+        self.change(change, name, |cell, state, now| {
+            let step = state.bulkhead.set_mode(now, mode, change.detail);
+            self.finish(cell, state, step);
+            Ok(())
+        })
+    }
+
+    /// Replaces the settings by what `merge` makes of the present ones, all at once or not at all.
+    pub fn configure(
+        &self,
+        change: &Change<'_>,
+        name: &str,
+        merge: impl FnOnce(&Settings) -> Result<Settings, Invalid>,
+    ) -> Result<View, Refused> {
+        self.change(change, name, |cell, state, now| {
+            let settings = merge(state.bulkhead.settings()).map_err(|invalid| Refused::invalid(name, invalid))?;
+            let step = state.bulkhead.configure(now, settings);
+            self.finish(cell, state, step);
+            Ok(())
+        })
+    }
+
+    /// What [`configure`](Self::configure) would do.
+    pub fn would_configure(
+        &self,
+        change: &Change<'_>,
+        name: &str,
+        merge: impl FnOnce(&Settings) -> Result<Settings, Invalid>,
+    ) -> Result<View, Refused> {
+        let view = self.bulkhead(name)?;
+        if !change.etag.is_empty() && change.etag != view.etag {
+            return Err(Refused::early(Reason::EtagMismatch, name, None));
+        }
+        let settings = merge(&view.settings).map_err(|invalid| Refused::invalid(name, invalid))?;
+        Ok(View { settings, ..view })
+    }
+
+    /// Takes a lease back (R7). Answers whether its holder was told; else it learns of it with its next renewal.
+    pub fn revoke(
+        &self,
+        change: &Change<'_>,
+        name: &str,
+        token: FencingToken,
+        immediate: bool,
+    ) -> Result<(View, bool), Refused> {
+        let cell = self.find(name)?;
+        let (mut state, now) = self.enter(&cell);
+        let step = state.bulkhead.revoke(now, token, immediate);
+        let Some(revoked) = self.finish(&cell, &mut state, step) else {
+            return Err(Refused::early(Reason::LeaseNotFound, name, None));
+        };
+        let view = self.view(&cell, &state);
+        let after = if immediate { "free" } else { "revoked" };
+        let lease = AuditChange { field: "lease", before: format!("{}", token.as_u64()), after: after.into() };
+        self.audit.bulkhead(*change, cell.name.clone(), vec![lease]);
+        drop(state);
+        let request = revoked.request.unwrap_or(RequestKey { identity: 0, request: 0 });
+        let (incarnation, permits, ttl) = (cell.incarnation, revoked.permits, revoked.ttl);
+        let lease_id = self.seal.seal(&LeaseId { token, incarnation, permits, ttl, request });
+        let told = revoked.stream.is_some_and(|stream| self.streams.push(stream, Push::Revoked(lease_id)));
+        Ok((view, told))
+    }
+
+    /// Nothing is unheard any more. With the store `memory` nothing ever is.
+    pub fn end_recovery(&self, change: &Change<'_>, name: &str) -> Result<View, Refused> {
+        self.change(change, name, |_, _, _| Ok(()))
     }
 
     /// Ends the cooldown of a partition and its ramp, at once. Answers whether there was one.
-    pub fn clear_cooldown(&self, partition: &str) -> bool {
+    pub fn clear_cooldown(&self, change: &Change<'_>, partition: &str) -> bool {
         let Some(cells) = self.cooldowns.clear(partition) else { return false };
         for cell in cells {
             let (mut state, now) = self.enter(&cell);
@@ -115,24 +104,56 @@ impl Admission {
             let step = state.bulkhead.calm(now, own);
             self.finish(&cell, &mut state, step);
         }
+        let cleared = AuditChange { field: "cooldown", before: "there".into(), after: String::new() };
+        self.audit.partition(*change, partition, vec![cleared]);
         true
     }
 
-    fn names(&self, wanted: impl Fn(&str) -> bool) -> Vec<Arc<str>> {
-        let mut names: Vec<_> = self.cells.iter().map(|cell| cell.key().clone()).filter(|name| wanted(name)).collect();
-        names.sort_unstable();
-        names
+    /// A limit went back by itself.
+    pub(super) fn note_revert(&self, cell: &Cell, state: &mut State, before: u32, after: u32) {
+        state.revision += 1;
+        let change = Change { action: "Revert", actor: "server", ..Change::default() };
+        let limit = AuditChange::between("limit", before.to_string(), after.to_string());
+        self.audit.bulkhead(change, cell.name.clone(), limit.into_iter().collect());
     }
 
-    fn view(&self, cell: &Arc<Cell>) -> View {
-        let (mut state, now) = self.enter(cell);
-        let settled = state.bulkhead.advance(now);
-        self.finish(cell, &mut state, settled);
-        View {
-            name: cell.name.clone(),
-            settings: state.bulkhead.settings().clone(),
-            status: state.bulkhead.status(),
-            counted_since: cell.counted_since,
+    /// One change of a bulkhead by an operator, under its lock: checked, done, and remembered with what is different.
+    fn change(
+        &self,
+        change: &Change<'_>,
+        name: &str,
+        act: impl FnOnce(&Arc<Cell>, &mut State, Instant) -> Result<(), Refused>,
+    ) -> Result<View, Refused> {
+        let (_, answer) = self.on(name, Self::find, |cell, state, now| {
+            let settled = state.bulkhead.advance(now);
+            self.finish(cell, state, settled);
+            state.expect(cell, change.etag)?;
+            let before = self.view(cell, state);
+            act(cell, state, now)?;
+            state.kept = true;
+            state.revision += 1;
+            let after = self.view(cell, state);
+            self.audit.bulkhead(*change, cell.name.clone(), differences(Some(&before), Some(&after)));
+            Ok(after)
+        })?;
+        answer
+    }
+}
+
+impl State {
+    /// It is as its changer believes, and not on its way out.
+    pub(super) fn expect(&self, cell: &Cell, etag: &str) -> Result<(), Refused> {
+        if self.leaving {
+            return Err(Refused::early(Reason::BulkheadInUse, &cell.name, None));
         }
+        if !etag.is_empty() && etag != self.etag(cell) {
+            return Err(Refused::early(Reason::EtagMismatch, &cell.name, None));
+        }
+        Ok(())
+    }
+
+    /// Another one after every change that somebody decided.
+    pub(super) fn etag(&self, cell: &Cell) -> String {
+        format!("\"{}-{}\"", cell.incarnation, self.revision)
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::Room;
+use tracing::info;
 
 use super::{Admission, Cell};
 
@@ -38,6 +39,16 @@ impl Admission {
         }
         let step = state.bulkhead.advance(now);
         self.finish(cell, &mut state, step);
+        if state.dead {
+            return;
+        }
+        let expired = state.bulkhead.status().totals.expired;
+        let lost = expired - std::mem::replace(&mut state.told_expired, expired);
+        if lost > 0
+            && let Some(held_back) = self.lost.pass()
+        {
+            info!(bulkhead = %cell.name, lost, held_back, "leases expired: their holders did not renew them");
+        }
         let used = state.bulkhead.occupied();
         if used != (Room { leases: 0, waiters: 0, remembered: 0 }) || state.kept {
             state.idle_since = None;

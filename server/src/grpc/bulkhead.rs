@@ -4,14 +4,17 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use futures_util::{Stream, StreamExt, stream};
+use tidegate_core::Renewal;
 use tidegate_proto::v1;
 use tidegate_proto::v1::admission_service_server::AdmissionService;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::convert::{self, Released, What};
 use super::status;
 use crate::admission::{Admission, Refused};
+use crate::streams::Push;
 
 /// Serves applications.
 #[derive(Clone, Debug)]
@@ -70,8 +73,8 @@ impl AdmissionService for AdmissionApi {
 
     async fn renew(&self, request: Request<v1::RenewRequest>) -> Result<Response<v1::RenewResponse>, Status> {
         let v1::RenewRequest { seq, lease_ids } = request.into_inner();
-        let renewals = renew(&self.admission, lease_ids)?;
-        Ok(Response::new(v1::RenewResponse { seq, renewals, draining: false }))
+        let renewals = renew(&self.admission, lease_ids, None)?;
+        Ok(Response::new(v1::RenewResponse { seq, renewals, draining: self.admission.is_draining() }))
     }
 
     type RenewLeasesStream = Pin<Box<dyn Stream<Item = Result<v1::RenewLeasesResponse, Status>> + Send>>;
@@ -82,14 +85,11 @@ impl AdmissionService for AdmissionApi {
     ) -> Result<Response<Self::RenewLeasesStream>, Status> {
         // One answer for each request, made when the one before was taken: an unread stream holds nothing back. The first
         // error ends it; what comes in is the same error for ever after.
-        let incoming = Some((request.into_inner(), self.admission.clone()));
-        let answers = stream::unfold(incoming, async |incoming| {
-            let (mut messages, admission) = incoming?;
-            let answer = match messages.message().await.transpose()? {
-                Ok(message) => renew_leases(&admission, message),
-                Err(status) => Err(status),
-            };
-            let next = answer.is_ok().then_some((messages, admission));
+        let stream = RenewalStream::open(self.admission.clone(), request.into_inner());
+        let answers = stream::unfold(Some(stream), async |stream| {
+            let mut stream = stream?;
+            let answer = stream.next().await?;
+            let next = answer.is_ok().then_some(stream);
             Some((answer, next))
         });
         Ok(Response::new(Box::pin(answers.take_until(self.stopping.clone().cancelled_owned()))))
@@ -107,16 +107,54 @@ impl AdmissionService for AdmissionApi {
     }
 }
 
-fn renew_leases(admission: &Admission, message: v1::RenewLeasesRequest) -> Result<v1::RenewLeasesResponse, Status> {
-    let v1::RenewLeasesRequest { seq, lease_ids } = message;
-    let renewals = renew(admission, lease_ids)?;
-    Ok(v1::RenewLeasesResponse { seq, renewals, draining: false })
+/// A renewal stream that is open.
+struct RenewalStream {
+    admission: Arc<Admission>,
+    messages: Streaming<v1::RenewLeasesRequest>,
+    number: u64,
+    pushes: mpsc::Receiver<Push>,
 }
 
-fn renew(admission: &Admission, lease_ids: Vec<String>) -> Result<Vec<v1::Renewal>, Status> {
+impl RenewalStream {
+    fn open(admission: Arc<Admission>, messages: Streaming<v1::RenewLeasesRequest>) -> Self {
+        let (number, pushes) = admission.streams.open();
+        Self { admission, messages, number, pushes }
+    }
+
+    /// What it is told next; `None` when it has ended.
+    async fn next(&mut self) -> Option<Result<v1::RenewLeasesResponse, Status>> {
+        tokio::select! {
+            biased;
+            Some(push) = self.pushes.recv() => Some(Ok(self.told(push))),
+            message = self.messages.message() => Some(message.transpose()?.and_then(|message| self.renew(message))),
+        }
+    }
+
+    fn renew(&self, message: v1::RenewLeasesRequest) -> Result<v1::RenewLeasesResponse, Status> {
+        let v1::RenewLeasesRequest { seq, lease_ids } = message;
+        let renewals = renew(&self.admission, lease_ids, Some(self.number))?;
+        Ok(v1::RenewLeasesResponse { seq, renewals, draining: self.admission.is_draining() })
+    }
+
+    fn told(&self, push: Push) -> v1::RenewLeasesResponse {
+        let renewals = match push {
+            Push::Revoked(lease_id) => vec![convert::renewal(lease_id, Some(Renewal::Revoked))],
+            Push::Draining => Vec::new(),
+        };
+        v1::RenewLeasesResponse { seq: 0, renewals, draining: self.admission.is_draining() }
+    }
+}
+
+impl Drop for RenewalStream {
+    fn drop(&mut self) {
+        self.admission.streams.close(self.number);
+    }
+}
+
+fn renew(admission: &Admission, lease_ids: Vec<String>, stream: Option<u64>) -> Result<Vec<v1::Renewal>, Status> {
     convert::lease_ids(&lease_ids).map_err(|invalid| status::invalid_field("", invalid))?;
     let renew = |lease_id: String| {
-        let renewal = admission.renew(&lease_id);
+        let renewal = admission.renew(&lease_id, stream);
         convert::renewal(lease_id, renewal)
     };
     Ok(lease_ids.into_iter().map(renew).collect())

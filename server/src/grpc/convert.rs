@@ -1,20 +1,19 @@
 //! From wire to domain and back. A bad field becomes an `Invalid` that names it and what would be right.
 
-use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use tidegate_core::{Acquire, Holder, Instant, Invalid, OnCooldown, Priority, Release, Renewal};
 use tidegate_proto::v1;
 use tonic::Request;
 
-use crate::admission::{Ask, CooldownView, DEFAULT, Granted, LeaseView, View};
+use crate::admission::{Ask, DEFAULT, Granted};
 use crate::name;
 
 /// The header that carries the call's time-out.
 const TIMEOUT: &str = "grpc-timeout";
 /// The longest texts, in bytes.
 const LONGEST_REQUEST_ID: usize = 128;
-const LONGEST_TEXT: usize = 256;
+pub(crate) const LONGEST_TEXT: usize = 256;
 const LONGEST_LEASE_ID: usize = 96;
 /// The most lease ids in one request.
 const MOST_RENEWED: usize = 1000;
@@ -112,12 +111,6 @@ pub(crate) fn lease_ids(lease_ids: &[String]) -> Result<(), Invalid> {
     lease_ids.iter().try_for_each(|lease_id| text("lease_ids", lease_id, LONGEST_LEASE_ID))
 }
 
-/// A partition, and why an operator changes something about it.
-pub(crate) fn operators_text(partition: &str, detail: &str) -> Result<(), Invalid> {
-    name::check("partition", partition)?;
-    text("detail", detail, LONGEST_TEXT)
-}
-
 pub(crate) fn text(field: &'static str, value: &str, longest: usize) -> Result<(), Invalid> {
     if value.len() <= longest {
         Ok(())
@@ -153,7 +146,7 @@ fn on_cooldown(value: i32) -> Result<OnCooldown, Invalid> {
 }
 
 /// A well-formed duration of 0 or more.
-fn span(field: &'static str, value: prost_types::Duration) -> Result<Duration, Invalid> {
+pub(crate) fn span(field: &'static str, value: prost_types::Duration) -> Result<Duration, Invalid> {
     let bad =
         || Invalid { field, allowed: format!("a duration of 0s or more, not {} s {} ns", value.seconds, value.nanos) };
     let seconds = u64::try_from(value.seconds).map_err(|_| bad())?;
@@ -200,7 +193,7 @@ pub(crate) fn duration(span: Duration) -> prost_types::Duration {
     }
 }
 
-fn timestamp(time: SystemTime) -> prost_types::Timestamp {
+pub(crate) fn timestamp(time: SystemTime) -> prost_types::Timestamp {
     prost_types::Timestamp::from(time)
 }
 
@@ -225,6 +218,7 @@ pub(crate) fn release_state(release: Release) -> v1::ReleaseState {
         Release::Released => v1::ReleaseState::Released,
         Release::AlreadyReleased => v1::ReleaseState::AlreadyReleased,
         Release::Expired => v1::ReleaseState::Expired,
+        Release::Revoked => v1::ReleaseState::Revoked,
         Release::Withdrawn => v1::ReleaseState::Withdrawn,
         Release::Ended => v1::ReleaseState::Ended,
         Release::Unknown => v1::ReleaseState::Unknown,
@@ -236,66 +230,12 @@ pub(crate) fn renewal(lease_id: String, renewal: Option<Renewal>) -> v1::Renewal
     let (state, ttl, floor) = match renewal {
         Some(Renewal::Renewed { ttl, floor }) => (v1::RenewalState::Renewed, Some(ttl), floor.as_u64()),
         Some(Renewal::Released) => (v1::RenewalState::Released, None, 0),
+        Some(Renewal::Revoked) => (v1::RenewalState::Revoked, None, 0),
         Some(Renewal::Expired) => (v1::RenewalState::Expired, None, 0),
         Some(Renewal::Ended) => (v1::RenewalState::Ended, None, 0),
         None => (v1::RenewalState::Unknown, None, 0),
     };
     v1::Renewal { lease_id, state: state.into(), ttl: ttl.map(duration), fencing_floor: floor }
-}
-
-impl From<View> for v1::Bulkhead {
-    fn from(view: View) -> Self {
-        let View { name, settings, status, counted_since } = view;
-        let totals = status.totals;
-        let refused = tidegate_core::Reason::ALL.map(|reason| (reason.as_str().to_owned(), totals.refused(reason)));
-        Self {
-            name: name.as_ref().into(),
-            settings: Some(v1::BulkheadSettings {
-                limit: settings.limit(),
-                ceiling: settings.ceiling(),
-                max_queued: settings.max_queued(),
-                max_wait: Some(duration(settings.max_wait())),
-                lease_ttl: Some(duration(settings.lease_ttl())),
-                max_lease_ttl: Some(duration(settings.max_lease_ttl())),
-                aging_step: Some(duration(settings.aging_step())),
-                displace: settings.displace(),
-            }),
-            status: Some(v1::BulkheadStatus {
-                limit: status.limit,
-                running: status.running,
-                unheard: 0,
-                queued: status.queued,
-                counted_since: Some(timestamp(counted_since)),
-                granted: totals.granted,
-                waited: totals.waited,
-                held_back: totals.held_back,
-                refused: refused.into_iter().filter(|(_, count)| *count > 0).collect(),
-                expired: totals.expired,
-            }),
-        }
-    }
-}
-
-impl From<LeaseView> for v1::HeldLease {
-    fn from(lease: LeaseView) -> Self {
-        Self {
-            bulkhead: lease.bulkhead.as_ref().into(),
-            fencing_token: lease.token.as_u64(),
-            permits: lease.permits,
-            partition: lease.partition.into(),
-            holder: lease.holder.name.into(),
-            address: lease.holder.address.as_ref().map(SocketAddr::to_string).unwrap_or_default(),
-            grant_time: Some(timestamp(lease.granted_at)),
-            ttl_left: Some(duration(lease.ttl_left)),
-        }
-    }
-}
-
-impl From<CooldownView> for v1::Cooldown {
-    fn from(cooldown: CooldownView) -> Self {
-        let CooldownView { partition, remaining, detail } = cooldown;
-        Self { partition: partition.as_ref().into(), remaining: Some(duration(remaining)), detail }
-    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use tonic_health::server::HealthReporter;
 pub use admin::AdminApi;
 pub use bulkhead::AdmissionApi;
 
+use crate::Life;
 use crate::admission::Admission;
 use crate::config::ServerConfig;
 
@@ -28,6 +29,8 @@ use crate::config::ServerConfig;
 const LARGEST_REQUEST: usize = 256 << 10;
 const LARGEST_ADMIN_REQUEST: usize = 1 << 20;
 const LARGEST_RESPONSE: usize = 1 << 20;
+/// A page of 1,000 bulkheads with the longest texts; what stock clients accept.
+const LARGEST_ADMIN_RESPONSE: usize = 4 << 20;
 
 /// `AdmissionService` as a tower service.
 pub fn admission_service(
@@ -40,35 +43,35 @@ pub fn admission_service(
 }
 
 /// `AdminService` as a tower service.
-pub fn admin_service(admission: Arc<Admission>) -> AdminServiceServer<AdminApi> {
-    AdminServiceServer::new(AdminApi::new(admission))
+pub fn admin_service(admission: Arc<Admission>, stopping: CancellationToken) -> AdminServiceServer<AdminApi> {
+    AdminServiceServer::new(AdminApi::new(admission, stopping))
         .max_decoding_message_size(LARGEST_ADMIN_REQUEST)
-        .max_encoding_message_size(LARGEST_RESPONSE)
+        .max_encoding_message_size(LARGEST_ADMIN_RESPONSE)
 }
 
-/// Serves applications until `stopping`, then until the last stream has ended.
+/// Serves applications until it shall stop, then until the last stream has ended.
 pub(crate) async fn serve_admission(
     config: &ServerConfig,
     listener: TcpListener,
     admission: Arc<Admission>,
-    stopping: CancellationToken,
+    life: Life,
 ) -> Result<(), tonic::transport::Error> {
-    let service = admission_service(admission, stopping.clone());
+    let service = admission_service(admission, life.stopping.clone());
     let (reporter, router) = router(config, &service).await;
-    let stop = sign_off(reporter, &service, stopping);
+    let stop = sign_off(reporter, &service, life);
     router.add_service(service).serve_with_incoming_shutdown(incoming(listener), stop).await
 }
 
-/// Serves operators until `stopping`, then until the last stream has ended.
+/// Serves operators until it shall stop, then until the last stream has ended.
 pub(crate) async fn serve_admin(
     config: &ServerConfig,
     listener: TcpListener,
     admission: Arc<Admission>,
-    stopping: CancellationToken,
+    life: Life,
 ) -> Result<(), tonic::transport::Error> {
-    let service = admin_service(admission);
+    let service = admin_service(admission, life.stopping.clone());
     let (reporter, router) = router(config, &service).await;
-    let stop = sign_off(reporter, &service, stopping);
+    let stop = sign_off(reporter, &service, life);
     router.add_service(service).serve_with_incoming_shutdown(incoming(listener), stop).await
 }
 
@@ -101,16 +104,13 @@ async fn router<S: NamedService>(config: &ServerConfig, _: &S) -> (HealthReporte
     (reporter, router)
 }
 
-/// Waits for the stop, and says so to those who ask for our health.
-fn sign_off<S: NamedService>(
-    reporter: HealthReporter,
-    _: &S,
-    stopping: CancellationToken,
-) -> impl Future<Output = ()> + use<S> {
+/// Waits for the stop; says that it comes to those who ask for our health.
+fn sign_off<S: NamedService>(reporter: HealthReporter, _: &S, life: Life) -> impl Future<Output = ()> + use<S> {
     async move {
-        stopping.cancelled().await;
+        life.draining.cancelled().await;
         reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
         reporter.set_not_serving::<Named<S>>().await;
+        life.stopping.cancelled().await;
     }
 }
 

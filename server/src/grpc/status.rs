@@ -20,7 +20,7 @@ const PUSHBACK: &str = "grpc-retry-pushback-ms";
 /// The status of a refusal that is answered at `now`.
 pub(crate) fn refuse(now: Instant, refused: &Refused) -> Status {
     let Refused { refusal, bulkhead, partition, deadline } = refused;
-    let Refusal { reason, limit, running, queued, ramp, hint, invalid } = refusal;
+    let Refusal { reason, limit, running, queued, ramp, hint, invalid, detail } = refusal;
     let partition = partition.as_deref().unwrap_or_default();
     let hint = hint.map(|hint| whole_millis(hint + spread(*reason, hint).mul_f64(rand::random())));
     let typed = v1::Refusal {
@@ -33,7 +33,8 @@ pub(crate) fn refuse(now: Instant, refused: &Refused) -> Status {
         queued: *queued,
         retry_hint: hint.map(duration),
     };
-    let mut details = vec![any("google.rpc.ErrorInfo", &error_info(&typed, *ramp, invalid.as_ref()))];
+    let mut details =
+        vec![any("google.rpc.ErrorInfo", &error_info(&typed, *ramp, invalid.as_ref(), detail.as_deref()))];
     details.push(any("tidegate.v1.Refusal", &typed));
     if let Some(invalid) = invalid {
         let field_violations = vec![pb::bad_request::FieldViolation {
@@ -65,7 +66,7 @@ pub(crate) fn invalid_field(bulkhead: &str, invalid: Invalid) -> Status {
 
 /// Code and message of each reason. A new reason does not compile until it has both.
 fn form(reason: Reason, bulkhead: &str, partition: &str, refusal: &Refusal) -> (Code, String) {
-    let Refusal { limit, running, queued, invalid, .. } = refusal;
+    let Refusal { limit, running, queued, invalid, detail, .. } = refusal;
     let field = invalid.as_ref().map(Invalid::to_string).unwrap_or_default();
     match reason {
         Reason::ConcurrencyCapacityExhausted => (
@@ -92,12 +93,31 @@ fn form(reason: Reason, bulkhead: &str, partition: &str, refusal: &Refusal) -> (
         Reason::BulkheadNotFound => (Code::NotFound, format!("no bulkhead is called {bulkhead:?}")),
         Reason::InvalidField | Reason::PermitsExceedCeiling | Reason::RequestIdReused => (Code::InvalidArgument, field),
         Reason::Superseded => (Code::Aborted, "a repeat with the same request_id took this call's place".into()),
+        Reason::BulkheadClosed => {
+            let detail = detail.as_deref().filter(|detail| !detail.is_empty()).unwrap_or("no reason was given");
+            (Code::FailedPrecondition, format!("bulkhead {bulkhead:?} is closed: {detail}"))
+        }
+        Reason::Draining => (Code::Unavailable, "the server is stopping".into()),
+        Reason::LeaseNotFound => {
+            (Code::NotFound, format!("no live lease of bulkhead {bulkhead:?} has that fencing_token"))
+        }
+        Reason::BulkheadExists => (Code::AlreadyExists, format!("a bulkhead is called {bulkhead:?}")),
+        Reason::BulkheadInUse => (
+            Code::FailedPrecondition,
+            format!("bulkhead {bulkhead:?} has leases or waiters, or is deleted and waits for its last lease"),
+        ),
+        Reason::EtagMismatch => (Code::Aborted, format!("bulkhead {bulkhead:?} was changed meanwhile: read it again")),
         Reason::RequestIdSpent => (Code::Aborted, "the lease of this request_id has ended, or it was withdrawn".into()),
     }
 }
 
 /// The same for tools that know only Google's details.
-fn error_info(refusal: &v1::Refusal, ramp: Option<u32>, invalid: Option<&Invalid>) -> pb::ErrorInfo {
+fn error_info(
+    refusal: &v1::Refusal,
+    ramp: Option<u32>,
+    invalid: Option<&Invalid>,
+    detail: Option<&str>,
+) -> pb::ErrorInfo {
     let mut metadata = HashMap::new();
     let mut tell = |key: &str, value: String| {
         if !value.is_empty() {
@@ -118,6 +138,9 @@ fn error_info(refusal: &v1::Refusal, ramp: Option<u32>, invalid: Option<&Invalid
     if let Some(invalid) = invalid {
         tell("field", invalid.field.to_owned());
         tell("allowed", invalid.allowed.clone());
+    }
+    if let Some(detail) = detail {
+        tell("detail", detail.to_owned());
     }
     pb::ErrorInfo { reason: refusal.reason.clone(), domain: DOMAIN.into(), metadata }
 }

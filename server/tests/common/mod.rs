@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::{Acquire, Draft, Holder, OnCooldown, Priority, Settings};
-use tidegate_server::{Admission, Ask, Granted, Refused};
+use tidegate_server::{Admission, Ask, Change, Granted, Refused};
 
 pub(crate) const TTL: Duration = Duration::from_secs(10);
 /// *g* at that ttl.
@@ -27,7 +27,7 @@ pub(crate) fn admission(limit: u32) -> Arc<Admission> {
 
 pub(crate) fn with(draft: Draft) -> Arc<Admission> {
     let admission = Arc::new(Admission::default());
-    admission.create("db", Settings::try_from(draft).unwrap()).unwrap();
+    admission.create(&Change::default(), "db", Settings::try_from(draft).unwrap()).unwrap();
     let running = admission.clone();
     tokio::spawn(async move { running.run().await });
     admission

@@ -11,7 +11,7 @@ use std::time::Duration;
 use shuttle::future::block_on;
 use shuttle::thread;
 use tidegate_core::{Acquire, Draft, Holder, OnCooldown, Priority, Reason, Release};
-use tidegate_server::{Admission, Ask, Conflict, Granted, Refused};
+use tidegate_server::{Admission, Ask, Change, Granted, Refused};
 
 /// How many schedules: quick, in CI, in a soak.
 fn schedules() -> usize {
@@ -31,7 +31,7 @@ fn check(test: impl Fn() + Send + Sync + 'static) {
 
 fn admission(limit: u32) -> Arc<Admission> {
     let admission = Arc::new(Admission::default());
-    admission.create("db", settings(limit)).unwrap();
+    admission.create(&Change::default(), "db", settings(limit)).unwrap();
     admission
 }
 
@@ -176,8 +176,8 @@ fn deleting_and_making_again_never_doubles_the_limit() {
         let admission = admission(1);
         let maker = admission.clone();
         let maker = thread::spawn(move || {
-            if maker.delete("db").is_ok() {
-                maker.create("db", settings(1)).unwrap();
+            if maker.delete(&Change::default(), "db", false).is_ok() {
+                maker.create(&Change::default(), "db", settings(1)).unwrap();
             }
         });
         let callers: Vec<_> = (0..2)
@@ -191,7 +191,8 @@ fn deleting_and_making_again_never_doubles_the_limit() {
         assert!(granted.len() <= 1, "two run under limit 1");
         release_all(&admission, &granted);
         refill(&admission);
-        assert_eq!(admission.create("db", settings(1)), Err(Conflict::Exists));
+        let again = admission.create(&Change::default(), "db", settings(1));
+        assert_eq!(again.map_err(|refused| refused.refusal.reason), Err(Reason::BulkheadExists));
     });
 }
 
@@ -219,7 +220,7 @@ fn once_a_report_is_answered_nothing_of_the_partition_is_granted() {
         assert_eq!(at_report, after, "granted after the report was answered");
         release_all(&admission, &granted);
         release(&admission, &second);
-        assert!(admission.clear_cooldown("db"));
+        assert!(admission.clear_cooldown(&Change::default(), "db"));
         refill(&admission);
     });
 }
@@ -236,7 +237,7 @@ fn a_waiter_that_enters_while_a_report_is_made_is_held() {
         reporter.join().unwrap();
         release(&admission, &held);
         assert_eq!(admission.bulkhead("db").unwrap().status.running, 0, "a cooling waiter was granted");
-        assert!(admission.clear_cooldown("db"));
+        assert!(admission.clear_cooldown(&Change::default(), "db"));
         let granted = waiter.join().unwrap().unwrap();
         release(&admission, &granted);
         refill(&admission);
@@ -256,8 +257,8 @@ fn a_moved_limit_against_a_release_wakes_whoever_fits() {
             .collect();
         let mover = admission.clone();
         let mover = thread::spawn(move || {
-            mover.set_limit("db", 3).unwrap();
-            mover.set_limit("db", 2).unwrap();
+            mover.set_limit(&Change::default(), "db", 3, None).unwrap();
+            mover.set_limit(&Change::default(), "db", 2, None).unwrap();
         });
         release(&admission, &held);
         mover.join().unwrap();

@@ -7,7 +7,7 @@ use crate::lease::{Claim, Lease};
 use crate::ledger::Fate;
 use crate::queue::{Newcomer, Order};
 use crate::replay::Seen;
-use crate::settings::{MIN_LEASE_TTL, span};
+use crate::settings::{MIN_LEASE_TTL, Mode, span};
 use crate::time::Instant;
 
 /// How a newcomer stands.
@@ -27,13 +27,22 @@ impl Bulkhead {
         let seen = ask.request.and_then(|key| self.replay.get(key));
         let answer = match seen {
             Some((seen, fingerprint)) => self.repeat(now, &ask, seen, fingerprint, &mut effects),
-            None => match self.check(now, &ask) {
+            None => match self.gate(now).and_then(|()| self.check(now, &ask)) {
                 Ok(()) => self.decide(now, ask, &mut effects),
                 Err(refusal) => Decision::Refused(refusal),
             },
         };
         self.grant_waiters(now, &mut effects);
         self.step(answer, effects)
+    }
+
+    /// Whether anybody new is let in at all (R12).
+    fn gate(&mut self, now: Instant) -> Result<(), Refusal> {
+        match self.settings.mode() {
+            _ if self.draining => Err(self.refuse(now, Reason::Draining, 0)),
+            Mode::Closed => Err(self.refuse(now, Reason::BulkheadClosed, 0)),
+            Mode::Enforcing | Mode::Shadow | Mode::Paused => Ok(()),
+        }
     }
 
     /// What is wrong with the request in itself.
@@ -63,14 +72,19 @@ impl Bulkhead {
         let standing = self.standing(now, &ask);
         let is_first = self.queue.first().is_none_or(|(_, first)| standing.order < first.order);
         let could_run = is_first && !standing.held_by_ramp && self.fits(ask.permits);
-        if could_run && !matches!(standing.phase, Phase::Cooling(_)) {
+        let is_granted = could_run && !matches!(standing.phase, Phase::Cooling(_));
+        let is_shadow = self.settings.mode() == Mode::Shadow;
+        if is_granted || is_shadow {
             if self.leases.len() + self.queue.len() >= self.room.leases {
                 return Decision::Refused(self.hold_back(now, Reason::ServerCapReached, 0));
+            }
+            if !is_granted {
+                self.forecast(now, &ask, &standing);
             }
             let request = ask.request;
             let fingerprint = ask.fingerprint;
             let claim = self.claim(ask);
-            let grant = self.grant(now, claim, true);
+            let grant = self.grant(now, claim, true, is_granted);
             self.totals.granted += 1;
             if let Some(key) = request {
                 self.replay.insert(key, Seen::Live(grant.token), fingerprint);
@@ -83,10 +97,26 @@ impl Bulkhead {
         }
     }
 
+    /// Counts what the rule, played without a queue, would do with a request that it would not grant now (R12).
+    fn forecast(&mut self, now: Instant, ask: &Acquire, standing: &Standing) {
+        let would_wait = self.wait_end(now, ask).is_ok_and(|end| match standing.phase {
+            Phase::Cooling(cooldown) => ask.on_cooldown == OnCooldown::Wait && cooldown < end,
+            Phase::Ramp { .. } | Phase::Calm => true,
+        });
+        if would_wait {
+            self.totals.would_wait += 1;
+        } else {
+            self.totals.would_refuse += 1;
+        }
+    }
+
     fn standing(&self, now: Instant, ask: &Acquire) -> Standing {
         let order = self.queue.order(now, ask.priority, self.settings.aging_step());
         let known = self.partitions.find(ask.partition.as_deref());
-        let running = known.map_or(0, |slot| self.partitions.get(slot).running);
+        let running = known.map_or(0, |slot| match self.settings.mode() {
+            Mode::Shadow => self.partitions.get(slot).marked,
+            _ => self.partitions.get(slot).running,
+        });
         let here = known.and_then(|slot| self.partitions.get(slot).cooldown);
         let phase = match here.max(ask.cooldown) {
             Some(end) => Phase::at(now, end, self.settings.ramp_step(), self.limit),
@@ -158,7 +188,8 @@ impl Bulkhead {
         let claim = self.claim(ask);
         let partition = claim.partition;
         let waits_for_cooldown = on_cooldown == OnCooldown::Wait;
-        let newcomer = Newcomer { order: standing.order, end, priority, claim, waits_for_cooldown, deadline, held };
+        let newcomer =
+            Newcomer { order: standing.order, end, priority, claim, waits_for_cooldown, deadline, since: now, held };
         let id = self.queue.push(newcomer);
         self.partitions.add_waiter(partition);
         if held {
@@ -226,8 +257,8 @@ impl Bulkhead {
                 Decision::Refused(self.invalid(now, Reason::RequestIdReused, invalid))
             }
             Seen::Live(token) => match self.fate(now, token) {
-                Fate::Live(slot) => {
-                    self.leases.renew(now, slot);
+                Fate::Live(slot) if !self.leases.get(slot).revoked => {
+                    self.leases.renew(now, slot, None);
                     self.tell(slot);
                     let Lease { granted_at, claim: Claim { permits, ttl, .. }, .. } = *self.leases.get(slot);
                     let floor = self.ledger.floor();

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::Bulkhead;
-use crate::decision::{Effect, Grant, Reason, Refusal, Release, Status};
+use crate::decision::{Effect, Grant, Reason, Refusal, Release, Revert, Status};
 use crate::id::{FencingToken, RequestKey};
 use crate::lease::{Claim, Lease};
 use crate::ledger::Fate;
+use crate::settings::Mode;
 use crate::time::{Instant, slack};
 
 /// The most ended waits, due leases, changed partitions and old memories that one call settles each before its own work.
@@ -29,9 +30,17 @@ impl Bulkhead {
         }
         for _ in 0..MOST_SETTLED {
             match self.leases.first_due(now) {
-                Some(slot) => self.end(now, slot, Fate::Expired),
+                Some(slot) => drop(self.end(now, slot, Fate::Expired)),
                 None => break,
             }
+        }
+        if let Some(Revert { at, limit }) = self.revert
+            && at <= now
+        {
+            let before = self.limit;
+            self.revert = None;
+            self.move_limit(now, limit.min(self.settings.ceiling()));
+            effects.push(Effect::Reverted { before, after: self.limit });
         }
         for _ in 0..MOST_SETTLED {
             match self.partitions.first_turn() {
@@ -54,67 +63,82 @@ impl Bulkhead {
             && let Some((slot, first)) = self.queue.first()
             && self.fits(first.claim.permits)
         {
-            if self.queue.end(slot) <= now {
-                self.refuse_waiter(now, slot, Reason::WaitTimeout, effects);
-                continue;
-            }
-            let id = self.queue.id(slot);
-            let claim = self.queue.remove(slot).claim;
-            let (request, partition) = (claim.request, claim.partition);
-            let grant = self.grant(now, claim, false);
-            self.partitions.remove_waiter(partition);
-            self.touch(now, partition);
-            if let Some(key) = request {
-                self.replay.grant(key, grant.token);
-            }
-            effects.push(Effect::Granted(id, grant));
+            self.grant_waiter(now, slot, true, effects);
         }
     }
 
-    /// The grant rule (R1).
+    /// Grants a waiter, unless its wait has ended.
+    pub(super) fn grant_waiter(&mut self, now: Instant, slot: u32, marked: bool, effects: &mut Vec<Effect>) {
+        if self.queue.end(slot) <= now {
+            return self.refuse_waiter(now, slot, Reason::WaitTimeout, effects);
+        }
+        let id = self.queue.id(slot);
+        let claim = self.queue.remove(slot).claim;
+        let (request, partition) = (claim.request, claim.partition);
+        let grant = self.grant(now, claim, false, marked);
+        self.partitions.remove_waiter(partition);
+        self.touch(now, partition);
+        if let Some(key) = request {
+            self.replay.grant(key, grant.token);
+        }
+        effects.push(Effect::Granted(id, grant));
+    }
+
+    /// The grant rule (R1) where it is in force, and where it is played (R12).
     pub(super) fn fits(&self, permits: u32) -> bool {
-        self.limit.checked_sub(self.leases.running()).is_some_and(|free| permits <= free)
+        let running = match self.settings.mode() {
+            Mode::Enforcing => self.leases.running(),
+            Mode::Shadow => self.leases.marked(),
+            Mode::Paused | Mode::Closed => return false,
+        };
+        self.limit.checked_sub(running).is_some_and(|free| permits <= free)
     }
 
     /// Starts a lease, under the next token.
-    pub(super) fn grant(&mut self, now: Instant, claim: Claim, told: bool) -> Grant {
+    pub(super) fn grant(&mut self, now: Instant, claim: Claim, told: bool, marked: bool) -> Grant {
         let Claim { permits, ttl, partition, .. } = claim;
         let token = self.ledger.grant(self.leases.vacant());
-        self.leases.insert(now, Lease { token, granted_at: now, claim, told });
-        self.partitions.get_mut(partition).running += permits;
+        let lease = Lease { token, granted_at: now, claim, told, marked, revoked: false, stream: None };
+        let account = self.partitions.get_mut(partition);
+        account.running += permits;
+        account.marked += lease.counted_by_rule();
+        self.leases.insert(now, lease);
         Grant { token, floor: self.ledger.floor(), permits, ttl, granted_at: now, replayed: false }
     }
 
     /// What became of a token by now: one that is due has expired, also when there were too many to settle at once.
     pub(super) fn fate(&mut self, now: Instant, token: FencingToken) -> Fate {
         match self.ledger.fate(token) {
-            Fate::Live(slot) if self.leases.is_due(now, slot) => {
-                self.end(now, slot, Fate::Expired);
-                Fate::Expired
-            }
+            Fate::Live(slot) if self.leases.is_due(now, slot) => self.end(now, slot, Fate::Expired),
             fate => fate,
         }
     }
 
-    /// A lease ends; its permits are free.
-    pub(super) fn end(&mut self, now: Instant, slot: u32, fate: Fate) {
+    /// A lease ends; its permits are free. Answers what became of it: of a revoked one always that.
+    pub(super) fn end(&mut self, now: Instant, slot: u32, fate: Fate) -> Fate {
         self.tell(slot);
-        let Lease { token, claim, .. } = self.remove_lease(now, slot);
+        let Lease { token, claim, revoked, .. } = self.remove_lease(now, slot);
+        let fate = if revoked { Fate::Revoked } else { fate };
         self.rate.count(now, claim.permits);
         self.totals.forgotten += self.ledger.end(now, token, fate, self.memory_beside(self.replay.remembered()));
-        let answer = if fate == Fate::Expired { Release::Expired } else { Release::AlreadyReleased };
-        if fate == Fate::Expired {
-            self.totals.expired += 1;
-        }
+        let answer = match fate {
+            Fate::Expired => Release::Expired,
+            Fate::Revoked => Release::Revoked,
+            _ => Release::AlreadyReleased,
+        };
+        self.totals.expired += u64::from(fate == Fate::Expired);
         if let Some(key) = claim.request {
             self.spend(now, key, answer);
         }
+        fate
     }
 
     pub(super) fn remove_lease(&mut self, now: Instant, slot: u32) -> Lease {
         let lease = self.leases.remove(slot);
         let Claim { permits, partition, .. } = lease.claim;
-        self.partitions.get_mut(partition).running -= permits;
+        let account = self.partitions.get_mut(partition);
+        account.running -= permits;
+        account.marked -= lease.counted_by_rule();
         self.touch(now, partition);
         lease
     }
@@ -170,9 +194,13 @@ impl Bulkhead {
                 let hint = self.rate.time_for(now, permits).or_else(|| first_end(&self.leases)).unwrap_or(BLIND_HINT);
                 Some(self.settings.clamp_hint(hint))
             }
-            None => (reason == Reason::ServerCapReached).then(|| self.settings.clamp_hint(BLIND_HINT)),
+            None if matches!(reason, Reason::ServerCapReached | Reason::Draining) => {
+                Some(self.settings.clamp_hint(BLIND_HINT))
+            }
+            None => None,
         };
         let Status { limit, running, queued, .. } = self.status();
-        Refusal { reason, limit, running, queued, ramp: None, hint, invalid: None }
+        let detail = (reason == Reason::BulkheadClosed).then(|| self.mode_detail.clone());
+        Refusal { reason, limit, running, queued, ramp: None, hint, invalid: None, detail }
     }
 }

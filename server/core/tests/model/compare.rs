@@ -35,7 +35,7 @@ impl Pair {
             let (id, answer) = match effect {
                 Effect::Granted(id, grant) => (id, self.granted(&grant)),
                 Effect::Refused(id, refusal) => (id, convert::refused(&refusal)),
-                Effect::Waits(_) | Effect::WaitsNoMore(_) => continue,
+                Effect::Waits(_) | Effect::WaitsNoMore(_) | Effect::Reverted { .. } => continue,
             };
             calls.push(self.ids.iter().position(|known| *known == id).expect("a call that was queued") + 1);
             answers.push(answer);

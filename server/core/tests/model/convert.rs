@@ -82,6 +82,7 @@ pub fn renewed(renewal: Renewal) -> Result<u64, Release> {
         Renewal::Renewed { ttl, .. } => Ok(nanos(ttl)),
         Renewal::Released => Err(Release::AlreadyReleased),
         Renewal::Expired => Err(Release::Expired),
+        Renewal::Revoked => Err(Release::Revoked),
         Renewal::Ended => Err(Release::Ended),
     }
 }

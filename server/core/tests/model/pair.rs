@@ -115,7 +115,7 @@ impl Pair {
             }
             Command::Renew(token) => {
                 let token = self.token(token);
-                let done = self.core.renew(at, FencingToken::from_u64(token));
+                let done = self.core.renew(at, FencingToken::from_u64(token), None);
                 let expected = self.oracle.step(now, |oracle| oracle.leases.renew(now, token));
                 if let Renewal::Renewed { floor, .. } = done.answer {
                     self.floors.push(floor.as_u64());
@@ -129,7 +129,7 @@ impl Pair {
                     Limit::Above(more) => ceiling + 1 + more,
                     Limit::Zero => 0,
                 };
-                let done = self.core.set_limit(at, limit);
+                let done = self.core.set_limit(at, limit, None);
                 let expected = self.oracle.step(now, |oracle| {
                     let within = (1..=ceiling).contains(&limit);
                     oracle.limit = if within { limit } else { oracle.limit };

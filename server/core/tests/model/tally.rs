@@ -109,6 +109,7 @@ impl Outcome for Release {
             Self::Released => "released",
             Self::AlreadyReleased => "already released",
             Self::Expired => "expired",
+            Self::Revoked => "revoked",
             Self::Withdrawn => "withdrawn",
             Self::Ended => "ended",
             Self::Unknown => "unknown",

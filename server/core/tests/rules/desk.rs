@@ -155,7 +155,7 @@ impl Desk {
     }
 
     pub fn renew(&mut self, token: FencingToken) -> Renewal {
-        let step = self.core.renew(self.now, token);
+        let step = self.core.renew(self.now, token, None);
         self.keep(step.effects);
         step.answer
     }
@@ -172,7 +172,7 @@ impl Desk {
     }
 
     pub fn set_limit(&mut self, limit: u32) -> Result<(), Invalid> {
-        let step = self.core.set_limit(self.now, limit);
+        let step = self.core.set_limit(self.now, limit, None);
         self.keep(step.effects);
         step.answer
     }
@@ -215,7 +215,7 @@ impl Desk {
         self.others.extend(effects.into_iter().filter_map(|effect| match effect {
             Effect::Granted(id, grant) => Some((id, Ok(grant))),
             Effect::Refused(id, refusal) => Some((id, Err(refusal))),
-            Effect::Waits(_) | Effect::WaitsNoMore(_) => None,
+            Effect::Waits(_) | Effect::WaitsNoMore(_) | Effect::Reverted { .. } => None,
         }));
     }
 

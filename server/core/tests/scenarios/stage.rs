@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidegate_core::{Bulkhead, Decision, Effect, FencingToken, Instant, Room, Stall, Step, WaiterId, extend};
+use tidegate_core::{Bulkhead, Decision, Effect, FencingToken, Instant, Mode, Room, Stall, Step, WaiterId, extend};
 
 use super::told::Told;
 use super::words;
@@ -17,6 +17,8 @@ pub struct Stage {
     core: Bulkhead,
     now: Instant,
     forgiven: Duration,
+    /// The server is stopping: nobody is let in any more.
+    drained: bool,
     /// By the name of each call: what it got so far.
     callers: BTreeMap<String, Caller>,
     told: Told,
@@ -37,6 +39,7 @@ impl Stage {
             core: Bulkhead::new(words::settings(settings)?, FencingToken::default()),
             now: Instant::ORIGIN,
             forgiven: Duration::ZERO,
+            drained: false,
             callers: BTreeMap::new(),
             told: Told::default(),
             cooldowns: BTreeMap::new(),
@@ -82,31 +85,6 @@ impl Stage {
                 Ok(tell(leases.collect::<Vec<_>>().join(", ")))
             }
             ["deadline"] => Ok(tell(self.core.next_deadline().map_or("nobody waits".into(), words::at))),
-            ["limit", "becomes", limit] => {
-                let step = self.core.set_limit(now, words::number(limit)?);
-                Ok((step.answer.map_or_else(|invalid| format!("refused: {invalid}"), |()| "done".into()), step.effects))
-            }
-            ["settings", "become", ref settings @ ..] => Ok(done(self.core.configure(now, words::settings(settings)?))),
-            ["room", "becomes", ref room @ ..] => {
-                self.core.set_room(words::room(room)?);
-                Ok(tell(String::new()))
-            }
-            ["partition", name, "cools", span] => Ok(self.cool(Some(name), words::span(span)?)),
-            ["bulkhead", "cools", span] => Ok(self.cool(None, words::span(span)?)),
-            ["partition", name, "is", "cleared"] => {
-                self.cooldowns.remove(&Some(name.into()));
-                Ok(done(self.core.calm(now, Some(name))))
-            }
-            ["bulkhead", "is", "cleared"] => {
-                self.cooldowns.remove(&None);
-                Ok(done(self.core.calm(now, None)))
-            }
-            ["server", "resumes", "after", gap] => {
-                let gap = words::span(gap)?;
-                self.forgiven += gap;
-                self.core.forgive(Stall { total: self.forgiven, resumed: now });
-                Ok(tell(String::new()))
-            }
             [name, "acquires", ref ask @ ..] => {
                 if self.callers.contains_key(name) {
                     return Err(format!("{name} has called before: a new call needs a new name"));
@@ -131,8 +109,12 @@ impl Stage {
                 self.callers.insert(name.into(), caller);
                 Ok((answer, step.effects))
             }
-            [name, "renews"] => {
-                let step = self.core.renew(now, self.token(name)?);
+            [name, "renews", ref stream @ ..] => {
+                let stream = match *stream {
+                    ["on", "stream", stream] => Some(words::number(stream)?),
+                    _ => None,
+                };
+                let step = self.core.renew(now, self.token(name)?, stream);
                 Ok((words::renewed(step.answer, now), step.effects))
             }
             [name, "releases"] => {
@@ -153,6 +135,60 @@ impl Stage {
                 Ok(tell(String::new()))
             }
             [name, "vanishes"] => Ok(done(self.core.give_back(now, self.token(name)?))),
+            _ => self.operate(command),
+        }
+    }
+
+    /// What operators and time do.
+    fn operate(&mut self, command: &[&str]) -> Result<(String, Vec<Effect>), String> {
+        let now = self.now;
+        match *command {
+            ["limit", "becomes", limit] => self.set_limit(limit, None),
+            ["limit", "becomes", limit, "for", span] => self.set_limit(limit, Some(words::span(span)?)),
+            ["mode", "becomes", mode, ref detail @ ..] => {
+                Ok(done(self.core.set_mode(now, words::mode(mode)?, &detail.join(" "))))
+            }
+            ["server", "drains"] => {
+                self.drained = true;
+                Ok(done(self.core.drain(now)))
+            }
+            ["waiters"] => {
+                let waiters: Vec<_> = self.core.waiters_after(None, usize::MAX).map(|waiter| waiter.place).collect();
+                let page = self.core.waiters_after(waiters.first().copied(), 1).map(|waiter| waiter.place);
+                assert!(page.eq(waiters.get(1).copied()), "a page goes on behind the one before");
+                let waiters = self.core.waiters_after(None, usize::MAX).map(|waiter| words::waiter(&waiter));
+                Ok(tell(waiters.collect::<Vec<_>>().join(", ")))
+            }
+            ["settings", "become", ref settings @ ..] => Ok(done(self.core.configure(now, words::settings(settings)?))),
+            ["room", "becomes", ref room @ ..] => {
+                self.core.set_room(words::room(room)?);
+                Ok(tell(String::new()))
+            }
+            ["partition", name, "cools", span] => Ok(self.cool(Some(name), words::span(span)?)),
+            ["bulkhead", "cools", span] => Ok(self.cool(None, words::span(span)?)),
+            ["partition", name, "is", "cleared"] => {
+                self.cooldowns.remove(&Some(name.into()));
+                Ok(done(self.core.calm(now, Some(name))))
+            }
+            ["bulkhead", "is", "cleared"] => {
+                self.cooldowns.remove(&None);
+                Ok(done(self.core.calm(now, None)))
+            }
+            ["server", "resumes", "after", gap] => {
+                let gap = words::span(gap)?;
+                self.forgiven += gap;
+                self.core.forgive(Stall { total: self.forgiven, resumed: now });
+                Ok(tell(String::new()))
+            }
+            [name, "is", "revoked", ref at_once @ ..] => {
+                let immediate = matches!(at_once, ["at", "once"]);
+                let step = self.core.revoke(now, self.token(name)?, immediate);
+                let answer = step.answer.map_or("no such lease".into(), |revoked| match revoked.stream {
+                    Some(stream) => format!("told on stream {stream}"),
+                    None => "done".into(),
+                });
+                Ok((answer, step.effects))
+            }
             _ => Err("unknown command".into()),
         }
     }
@@ -162,12 +198,18 @@ impl Stage {
         let (id, lease, what) = match effect {
             Effect::Granted(id, grant) => (*id, Some(grant.token), words::granted(grant, self.now)),
             Effect::Refused(id, refusal) => (*id, None, words::refused(refusal)),
+            Effect::Reverted { before, after } => return Some(format!("limit {before} goes back to {after}")),
             Effect::Waits(_) | Effect::WaitsNoMore(_) => return None,
         };
         let found = self.callers.iter_mut().find(|(_, caller)| caller.place == Some(id));
         let (name, caller) = found.expect("an effect concerns a waiter");
         caller.lease = lease;
         Some(format!("{name} {what}"))
+    }
+
+    fn set_limit(&mut self, limit: &str, revert_after: Option<Duration>) -> Result<(String, Vec<Effect>), String> {
+        let step = self.core.set_limit(self.now, words::number(limit)?, revert_after);
+        Ok((step.answer.map_or_else(|invalid| format!("refused: {invalid}"), |()| "done".into()), step.effects))
     }
 
     /// A report, as the shell does it: the end is written first, then the bulkhead is told if it has waiters of it.
@@ -198,6 +240,10 @@ impl Stage {
     /// Everybody leaves and releases: then the whole limit can be taken at once.
     pub fn drain_and_refill(mut self) {
         let now = self.now + Duration::from_secs(1);
+        if self.drained {
+            return;
+        }
+        let _ = self.core.set_mode(now, Mode::Enforcing, "");
         self.core.set_room(Room::default());
         for (partition, _) in std::mem::take(&mut self.cooldowns) {
             let step = self.core.calm(now, partition.as_deref());

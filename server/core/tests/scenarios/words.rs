@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tidegate_core::{
-    Acquire, Draft, FencingToken, Grant, Holder, Instant, OnCooldown, Priority, Reason, Refusal, Release, Renewal,
-    RequestKey, Room, Settings, Totals,
+    Acquire, Draft, FencingToken, Grant, Holder, Instant, Mode, OnCooldown, Priority, QueuedWaiter, Reason, Refusal,
+    Release, Renewal, RequestKey, Room, Settings, Totals,
 };
 
 pub fn number<T: std::str::FromStr>(word: &str) -> Result<T, String> {
@@ -47,6 +47,7 @@ pub fn settings(words: &[&str]) -> Result<Settings, String> {
             ["max_lease_ttl", value] => draft.max_lease_ttl = Some(span(value)?),
             ["aging_step", value] => draft.aging_step = Some(span(value)?),
             ["displace", "yes"] => draft.displace = Some(true),
+            ["mode", value] => draft.mode = Some(mode(value)?),
             ["ramp_step", value] => draft.ramp_step = Some(span(value)?),
             ["min_retry_hint", value] => draft.min_retry_hint = Some(span(value)?),
             ["max_retry_hint", value] => draft.max_retry_hint = Some(span(value)?),
@@ -149,22 +150,39 @@ pub fn at(instant: Instant) -> String {
     format!("{:?}", instant.since(Instant::ORIGIN))
 }
 
+pub fn mode(word: &str) -> Result<Mode, String> {
+    match word {
+        "enforcing" => Ok(Mode::Enforcing),
+        "shadow" => Ok(Mode::Shadow),
+        "paused" => Ok(Mode::Paused),
+        "closed" => Ok(Mode::Closed),
+        _ => Err(format!("`{word}` is no mode")),
+    }
+}
+
+pub fn waiter(waiter: &QueuedWaiter) -> String {
+    let QueuedWaiter { permits, priority, since, end, passed_over, .. } = waiter;
+    let over = if *passed_over { " passed over" } else { "" };
+    format!("{permits} {priority:?} since {} until {}{over}", at(*since), at(*end))
+}
+
 pub fn granted(grant: &Grant, now: Instant) -> String {
     let (again, start) = if grant.replayed { (" again", now) } else { ("", grant.granted_at) };
     format!("granted {}{again} until {}", token(grant.token), at(start + grant.ttl))
 }
 
 pub fn refused(refusal: &Refusal) -> String {
-    let Refusal { reason, limit, running, queued, ramp, hint, invalid } = refusal;
+    let Refusal { reason, limit, running, queued, ramp, hint, invalid, detail } = refusal;
     let name = reason.as_str();
     let partition = match (reason, ramp, hint) {
         (Reason::CooldownActive | Reason::CooldownExceedsDeadline, _, Some(left)) => format!(", cools for {left:?}"),
         (_, Some(permits), Some(hint)) => format!(", ramp {permits}, retry after {hint:?}"),
         _ => String::new(),
     };
-    match invalid {
-        Some(invalid) => format!("refused {name}: {invalid}"),
-        None => format!("refused {name} (limit {limit}, running {running}, queued {queued}{partition})"),
+    match (invalid, detail) {
+        (Some(invalid), _) => format!("refused {name}: {invalid}"),
+        (None, Some(detail)) => format!("refused {name}: {detail}"),
+        (None, None) => format!("refused {name} (limit {limit}, running {running}, queued {queued}{partition})"),
     }
 }
 
@@ -173,6 +191,7 @@ pub fn renewed(renewal: Renewal, now: Instant) -> String {
         Renewal::Renewed { ttl, .. } => format!("renewed until {}", at(now + ttl)),
         Renewal::Released => "released before".into(),
         Renewal::Expired => "expired".into(),
+        Renewal::Revoked => "revoked".into(),
         Renewal::Ended => "ended".into(),
     }
 }
@@ -182,6 +201,7 @@ pub fn released(release: Release) -> &'static str {
         Release::Released => "released",
         Release::AlreadyReleased => "already released",
         Release::Expired => "expired",
+        Release::Revoked => "revoked",
         Release::Withdrawn => "withdrawn",
         Release::Ended => "ended",
         Release::Unknown => "unknown",
@@ -190,9 +210,10 @@ pub fn released(release: Release) -> &'static str {
 
 /// The ones that are not zero.
 pub fn totals(totals: &Totals) -> String {
-    let Totals { granted, waited, held_back, expired, forgotten, .. } = *totals;
+    let Totals { granted, waited, held_back, expired, forgotten, revoked, would_wait, would_refuse, .. } = *totals;
     let counts = [("granted", granted), ("waited", waited), ("held back", held_back), ("expired", expired)];
-    let counts = counts.into_iter().chain([("forgotten", forgotten)]);
+    let counts = counts.into_iter().chain([("forgotten", forgotten), ("revoked", revoked)]);
+    let counts = counts.chain([("would wait", would_wait), ("would refuse", would_refuse)]);
     let refused = Reason::ALL.into_iter().map(|reason| (reason.as_str(), totals.refused(reason)));
     let some = counts.chain(refused).filter(|&(_, count)| count > 0);
     some.map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")

@@ -34,6 +34,7 @@ impl Told {
                 Effect::Waits(partition) => {
                     assert!(self.partitions.insert(partition.clone()), "{effect:?} twice");
                 }
+                Effect::Reverted { .. } => {}
                 Effect::WaitsNoMore(partition) => {
                     assert!(self.partitions.remove(partition), "{effect:?}, and it did not");
                 }

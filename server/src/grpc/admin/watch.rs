@@ -1,0 +1,97 @@
+//! `WatchBulkheads`: how bulkheads stand, told again as they change.
+//!
+//! A watcher looks for itself: at each interval it compares every bulkhead with what it last told. So changes cost nothing
+//! where nobody watches, and a caller that does not read is not looked for.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_proto::v1;
+use tokio::time::{Interval, MissedTickBehavior};
+
+use crate::admission::{Admission, View};
+
+/// The most bulkheads in one message, and the most looked at before others get the processor.
+const BATCH: usize = 500;
+
+/// What one caller was told.
+pub(super) struct Watch {
+    admission: Arc<Admission>,
+    /// Only these; empty means all.
+    names: Vec<Arc<str>>,
+    interval: Interval,
+    hasher: RandomState,
+    /// What was last told of each, as a hash.
+    told: HashMap<Arc<str>, u64>,
+    /// Still to be looked at in this round, last first.
+    round: Vec<Arc<str>>,
+    /// It knows all there was in the first round.
+    caught_up: bool,
+}
+
+impl Watch {
+    pub(super) fn new(admission: Arc<Admission>, names: Vec<String>, interval: Duration) -> Self {
+        let mut interval = tokio::time::interval(interval);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let names = names.into_iter().map(Into::into).collect();
+        Self {
+            admission,
+            names,
+            interval,
+            hasher: RandomState::new(),
+            told: HashMap::new(),
+            round: Vec::new(),
+            caught_up: false,
+        }
+    }
+
+    /// The next message, when there is something to tell. The first round tells all there is, be it nothing.
+    pub(super) async fn next(&mut self) -> v1::WatchBulkheadsResponse {
+        loop {
+            let mut message = v1::WatchBulkheadsResponse::default();
+            if self.round.is_empty() {
+                self.interval.tick().await;
+                message.deleted = self.begin_round();
+            }
+            self.look(&mut message);
+            message.complete = self.round.is_empty();
+            let catches_up = message.complete && !self.caught_up;
+            self.caught_up |= catches_up;
+            if !message.bulkheads.is_empty() || !message.deleted.is_empty() || catches_up {
+                return message;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Answers what is gone since the last one.
+    fn begin_round(&mut self) -> Vec<String> {
+        self.round = if self.names.is_empty() { self.admission.all_names() } else { self.names.clone() };
+        self.round.sort_unstable_by(|a, b| b.cmp(a));
+        let there: HashSet<&Arc<str>> = self.round.iter().collect();
+        let mut gone = Vec::new();
+        self.told.retain(|name, _| {
+            let stays = there.contains(name) && self.admission.has(name);
+            if !stays {
+                gone.push(name.to_string());
+            }
+            stays
+        });
+        gone.sort_unstable();
+        gone
+    }
+
+    fn look(&mut self, message: &mut v1::WatchBulkheadsResponse) {
+        for _ in 0..BATCH {
+            let Some(name) = self.round.pop() else { break };
+            let Ok(view) = self.admission.bulkhead(&name) else { continue };
+            // When the limit goes back is told as an instant; on the wall clock it trembles.
+            let hash = self.hasher.hash_one(&View { revert_time: None, ..view.clone() });
+            if self.told.insert(name, hash) != Some(hash) {
+                message.bulkheads.push(view.into());
+            }
+        }
+    }
+}
