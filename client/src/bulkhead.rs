@@ -138,8 +138,15 @@ impl Bulkhead {
         changed
     }
 
-    pub(crate) fn timeout(&self) -> Option<Duration> {
-        self.options.timeout
+    /// Permits of this process that are not given back, and requests that wait.
+    pub(crate) fn activity(&self) -> (usize, usize) {
+        match &self.source {
+            Source::Local(engine) => {
+                let (_, status) = engine.status();
+                (status.running as usize, status.queued as usize)
+            }
+            Source::Remote(remote) => remote.activity(),
+        }
     }
 
     /// Asks for a permit, and waits in the queue if it must.

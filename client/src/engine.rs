@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_core::{
-    Acquire, Bulkhead, Decision, Effect, FencingToken, Grant, Instant, Refusal, Release, Renewal, RequestKey, Settings,
+    Acquire, Bulkhead, Decision, Effect, FencingToken, Grant, Instant, Mode, Refusal, Release, Renewal, RequestKey, Settings,
     Stall, Status, Step, WaiterId, calm_at, extend,
 };
 use tokio::sync::{Notify, oneshot};
@@ -154,7 +154,7 @@ impl Engine {
     }
 
     pub(crate) fn renew(&self, token: FencingToken) -> Renewal {
-        self.change(|state, now| state.bulkhead.renew(now, token))
+        self.change(|state, now| state.bulkhead.renew(now, token, None))
     }
 
     pub(crate) fn release(&self, token: FencingToken) -> Release {
@@ -166,7 +166,22 @@ impl Engine {
     }
 
     pub(crate) fn set_limit(&self, limit: u32) -> Result<(), tidegate_core::Invalid> {
-        self.change(|state, now| state.bulkhead.set_limit(now, limit))
+        self.change(|state, now| state.bulkhead.set_limit(now, limit, None))
+    }
+
+    pub(crate) fn set_mode(&self, mode: Mode, detail: &str) {
+        self.change(|state, now| state.bulkhead.set_mode(now, mode, detail));
+    }
+
+    /// Takes all leases back: they run until their release or their end, and are not renewed.
+    pub(crate) fn revoke_all(&self) {
+        let (mut state, now) = self.enter();
+        let leases = state.bulkhead.leases_from(FencingToken::default());
+        let tokens: Vec<_> = leases.map(|lease| lease.token).collect();
+        for token in tokens {
+            let step = state.bulkhead.revoke(now, token, false);
+            state.finish(step, |_, _| ());
+        }
     }
 
     /// The partition of a live lease.
@@ -237,7 +252,7 @@ impl State {
                 Effect::Granted(id, grant) => (id, Ok(grant)),
                 Effect::Refused(id, refusal) => (id, Err(refusal)),
                 // There is one bulkhead, which every report reaches.
-                Effect::Waits(_) | Effect::WaitsNoMore(_) => continue,
+                Effect::Waits(_) | Effect::WaitsNoMore(_) | Effect::Reverted { .. } => continue,
             };
             if let Some(parked) = self.parked.remove(&id) {
                 // Receivers go under the lock, after their place.

@@ -39,7 +39,7 @@ struct Running<T> {
     number: u64,
 }
 
-impl<T: Clone + Send + 'static> SingleFlight<T> {
+impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
     /// The result of the work with that key: of the one that runs, or else of `work`, which then runs.
     ///
     /// The work goes on as long as one caller awaits it, whoever began it; when the last one leaves it is dropped. If it

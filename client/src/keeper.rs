@@ -4,6 +4,7 @@
 //! A busy application does not starve renewals, and a permit that is dropped in a stopping runtime is given back. The
 //! thread ends when nobody holds the client, a bulkhead or a permit any more, after it has done what it was told.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,8 +35,6 @@ const WITHDRAW: Duration = tidegate_core::MAX_LEASE_TTL;
 const SETTLE: Duration = Duration::from_millis(250);
 /// Between two attempts to open the stream of renewals.
 const REOPEN: Duration = Duration::from_millis(100);
-/// How long that may take.
-const OPENS: Duration = Duration::from_secs(1);
 /// Requests on their way into the stream: more than there are unless nobody reads them.
 const MOST_REQUESTS: usize = 1_000;
 /// How long the thread goes on for what it was told when the last handle is gone.
@@ -105,6 +104,7 @@ impl Keeper {
             granted: granted.clone(),
             renewals: Renewals::default(),
             stream: None,
+            opening: None,
             open_at: now(),
             releases: Arc::new(Semaphore::new(MOST_RELEASES)),
             tasks: JoinSet::new(),
@@ -199,6 +199,7 @@ struct Thread {
     granted: Arc<Mutex<Vec<Arc<Lease>>>>,
     renewals: Renewals,
     stream: Option<Stream>,
+    opening: Option<Opening>,
     /// The stream is not opened before.
     open_at: Instant,
     releases: Arc<Semaphore>,
@@ -213,6 +214,8 @@ struct Stream {
     session: Session,
 }
 
+type Opening = Pin<Box<dyn Future<Output = Option<Stream>> + Send>>;
+
 impl Thread {
     async fn run(mut self, lines: [Arc<Line>; 2], mut commands: mpsc::UnboundedReceiver<Command>) {
         let sockets = Arc::new(Semaphore::new(lines.len()));
@@ -223,7 +226,9 @@ impl Thread {
         loop {
             let due = self.renewals.next().into_iter().chain(look).min();
             let silent = self.renewals.unanswered_since().map(|since| since + PROMPT);
-            let wants_stream = self.stream.is_none() && self.renewals.len() > 0;
+            if self.stream.is_none() && self.opening.is_none() && self.renewals.len() > 0 {
+                self.opening = Some(Box::pin(open(self.config.clone(), self.line.clone(), self.open_at)));
+            }
             // Renewals first: a flood of Releases must not starve them.
             tokio::select! {
                 biased;
@@ -243,7 +248,14 @@ impl Thread {
                     Some(answer) => self.renewals.answered(now(), &answer),
                     None => self.lose_stream(),
                 },
-                session = ready(&self.line, self.open_at), if wants_stream => self.open(session).await,
+                stream = opened(&mut self.opening) => {
+                    self.opening = None;
+                    self.open_at = now() + REOPEN;
+                    self.stream = stream;
+                    if self.stream.is_some() {
+                        self.renewals.resume(now());
+                    }
+                }
                 Some(_) = self.tasks.join_next() => {}
                 command = commands.recv() => match command {
                     Some(Command::Hold) => look = Some(now() + SETTLE),
@@ -275,22 +287,6 @@ impl Thread {
             {
                 self.lose_stream();
             }
-        }
-    }
-
-    /// Opens the stream. A server that accepts streams does so at once.
-    async fn open(&mut self, session: Session) {
-        self.open_at = now() + REOPEN;
-        let (requests, receiver) = mpsc::channel(MOST_REQUESTS);
-        let request = self.config.request(ReceiverStream::new(receiver));
-        let mut stub = session.stub.clone();
-        match timeout(OPENS, stub.renew_leases(request)).await {
-            Ok(Ok(answers)) => {
-                self.stream = Some(Stream { requests, answers: answers.into_inner(), session });
-                self.renewals.resume(now());
-            }
-            Ok(Err(status)) => tracing::debug!(%status, "the stream of renewals did not open"),
-            Err(_) => session.cut(),
         }
     }
 
@@ -360,10 +356,26 @@ async fn message(stream: &mut Option<Stream>) -> Option<v1::RenewLeasesResponse>
     }
 }
 
-/// The session as soon as the line is up, not before `at`.
-async fn ready(line: &Line, at: Instant) -> Session {
+/// Opens the stream as soon as the line is up, not before `at`. A server that accepts streams does so at once.
+async fn open(config: Arc<Config>, line: Arc<Line>, at: Instant) -> Option<Stream> {
     tokio::time::sleep_until(at.into()).await;
-    line.up().await
+    let session = line.up().await;
+    let (requests, receiver) = mpsc::channel(MOST_REQUESTS);
+    let mut stub = session.stub.clone();
+    match timeout(PROMPT, stub.renew_leases(config.request(ReceiverStream::new(receiver)))).await {
+        Ok(Ok(answers)) => return Some(Stream { requests, answers: answers.into_inner(), session }),
+        Ok(Err(status)) => tracing::debug!(%status, "the stream of renewals did not open"),
+        Err(_) => session.cut(),
+    }
+    None
+}
+
+/// The stream when it has opened, or failed to. Never while it is not being opened.
+async fn opened(opening: &mut Option<Opening>) -> Option<Stream> {
+    match opening {
+        Some(opening) => opening.await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn until(at: Option<Instant>) {

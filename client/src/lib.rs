@@ -13,6 +13,10 @@
 //! under one. A permit is a guard: dropped, it is given back, also by a cancelled task, a panic, or a runtime that stops;
 //! while it lives, its lease is renewed, off the application's own threads. [`LocalBulkhead`] is the same without a server.
 //!
+//! Beyond that: [`Retry`] with a budget, [`Groups`] of work, the same work once ([`SingleFlight`]), work that ends with what
+//! it belongs to ([`Scope`]), [tower layers](layer), and a [fake server](testing). The [guide](guide) tells how to choose the
+//! numbers and what to do when a lease is lost.
+//!
 //! # Time and randomness
 //!
 //! What the application waits for is on tokio's clock, so that with paused time a [`LocalBulkhead`], a retry or a group
@@ -28,7 +32,10 @@ mod deadline;
 mod engine;
 mod error;
 mod fallback;
+mod flight;
+mod groups;
 mod keeper;
+pub mod layer;
 mod lease;
 mod line;
 mod local;
@@ -36,6 +43,12 @@ mod permit;
 mod refusal;
 mod remote;
 mod renewals;
+mod retry;
+mod scope;
+pub mod testing;
+
+#[doc = include_str!("guide.md")]
+pub mod guide {}
 
 use tidegate_proto::v1::admin_service_client::AdminServiceClient;
 use tidegate_proto::v1::admission_service_client::AdmissionServiceClient;
@@ -48,11 +61,15 @@ pub use client::{Client, ClientBuilder};
 pub use counters::Counts;
 pub use error::Error;
 pub use fallback::Fallback;
+pub use flight::SingleFlight;
+pub use groups::{Group, GroupStatus, Groups, GroupsBuilder};
 pub use lease::{LeaseState, Loss};
 pub use local::{LocalBulkhead, LocalStatus};
 pub use permit::{Outcome, Permit};
 pub use refusal::{Pushback, Refusal, Violation, refusal};
-pub use tidegate_core::{Draft, OnCooldown, Priority};
+pub use retry::{Retry, RetryError};
+pub use scope::{Job, Scope};
+pub use tidegate_core::{Draft, Mode, OnCooldown, Priority};
 
 /// The generated stub of the side of applications, on a new connection to an endpoint such as `http://127.0.0.1:7600`:
 /// for tools that need the bare calls. Applications use [`Client`].

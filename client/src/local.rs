@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::{Draft, MAX_LEASE_TTL, Settings};
+use tidegate_core::{Draft, MAX_LEASE_TTL, Mode, Settings};
 
 use crate::bulkhead::Bulkhead;
 use crate::engine::Engine;
@@ -47,6 +47,8 @@ pub struct LocalStatus {
     pub start_limit: u32,
     /// The most the limit may ever be.
     pub ceiling: u32,
+    /// What it does with those who ask.
+    pub mode: Mode,
     /// Permits granted and not given back.
     pub running: u32,
     /// Waiters in the queue.
@@ -74,6 +76,12 @@ impl LocalBulkhead {
         Ok(Self { bulkhead: Bulkhead::local(engine.clone()), engine })
     }
 
+    /// One whose leases end: of a fake server.
+    pub(crate) fn with_lease_ends(name: &str, draft: Draft) -> Result<Self, Error> {
+        let engine = Arc::new(Engine::new(name.into(), Settings::try_from(draft)?, true));
+        Ok(Self { bulkhead: Bulkhead::local(engine.clone()), engine })
+    }
+
     pub(crate) fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
@@ -81,6 +89,12 @@ impl LocalBulkhead {
     /// Moves the limit, 1 to the ceiling, at once. Lowering cancels nobody; raising wakes as many waiters as now fit.
     pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
         Ok(self.engine.set_limit(limit)?)
+    }
+
+    /// Changes what it does with those who ask: [`Mode::Paused`] grants nothing and keeps every place in the queue,
+    /// [`Mode::Closed`] refuses with the detail, [`Mode::Enforcing`] goes on.
+    pub fn set_mode(&self, mode: Mode, detail: &str) {
+        self.engine.set_mode(mode, detail);
     }
 
     /// How it stands now.
@@ -91,6 +105,7 @@ impl LocalBulkhead {
             limit: status.limit,
             start_limit: settings.limit(),
             ceiling: settings.ceiling(),
+            mode: settings.mode(),
             running: status.running,
             queued: status.queued,
             max_queued: settings.max_queued(),

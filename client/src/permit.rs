@@ -8,8 +8,9 @@ use tokio::time::Instant as Now;
 
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::keeper::{Keeper, Released};
+use crate::keeper::Released;
 use crate::lease::{Lease, LeaseState, Loss};
+use crate::remote::Remote;
 
 /// How the work under a permit ended. Limits that move by themselves learn from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,7 +53,7 @@ pub struct Permit {
 #[derive(Debug)]
 enum Source {
     Local(Arc<Engine>, Grant),
-    Remote(Arc<Keeper>, Arc<Lease>, Arc<str>),
+    Remote(Arc<Remote>, Arc<Lease>, Arc<str>),
     /// Nobody counts: the fallback `open`.
     Open(Arc<str>),
 }
@@ -70,8 +71,8 @@ impl Permit {
         Self::new(Source::Local(engine, grant))
     }
 
-    pub(crate) fn remote(keeper: Arc<Keeper>, lease: Arc<Lease>, bulkhead: Arc<str>) -> Self {
-        Self::new(Source::Remote(keeper, lease, bulkhead))
+    pub(crate) fn remote(remote: Arc<Remote>, lease: Arc<Lease>, bulkhead: Arc<str>) -> Self {
+        Self::new(Source::Remote(remote, lease, bulkhead))
     }
 
     pub(crate) fn open(bulkhead: Arc<str>) -> Self {
@@ -191,7 +192,7 @@ impl Permit {
                 engine.release(token);
                 None
             }
-            Source::Remote(keeper, lease, _) => keeper.release(&lease, self.report, wanted),
+            Source::Remote(remote, lease, _) => remote.release(&lease, self.report, wanted),
             Source::Open(_) => None,
         }
     }

@@ -1,5 +1,6 @@
 //! A bulkhead of a server's: an Acquire over the wire, from the first try to a permit, a refusal or the fallback.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use crate::bulkhead::Options;
 use crate::deadline;
 use crate::error::Error;
 use crate::fallback::Fallback;
-use crate::keeper::{Keeper, now};
+use crate::keeper::{Keeper, Released, now};
 use crate::lease::{Granted, Lease, Loss};
 use crate::line::left;
 use crate::local::LocalBulkhead;
@@ -34,6 +35,18 @@ pub(crate) struct Remote {
     name: Arc<str>,
     keeper: Arc<Keeper>,
     local: OnceLock<Result<LocalBulkhead, Error>>,
+    /// Of this process.
+    waiting: AtomicUsize,
+    running: AtomicUsize,
+}
+
+/// A call that waits for its answer.
+struct Waiting<'a>(&'a Remote);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// One logical Acquire: given up without an answer, it is withdrawn, wherever its future is dropped.
@@ -52,14 +65,25 @@ impl Drop for Asking<'_> {
 
 impl Remote {
     pub(crate) fn new(name: Arc<str>, keeper: Arc<Keeper>) -> Self {
-        Self { name, keeper, local: OnceLock::new() }
+        Self { name, keeper, local: OnceLock::new(), waiting: AtomicUsize::new(0), running: AtomicUsize::new(0) }
     }
 
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
-    pub(crate) async fn acquire(&self, options: &Options) -> Result<Permit, Error> {
+    /// Permits of this process that are not given back, and calls that wait.
+    pub(crate) fn activity(&self) -> (usize, usize) {
+        (self.running.load(Ordering::Relaxed), self.waiting.load(Ordering::Relaxed))
+    }
+
+    /// A permit is given back.
+    pub(crate) fn release(&self, lease: &Lease, report: Report, wanted: bool) -> Option<Released> {
+        self.running.fetch_sub(1, Ordering::Relaxed);
+        self.keeper.release(lease, report, wanted)
+    }
+
+    pub(crate) async fn acquire(self: &Arc<Self>, options: &Options) -> Result<Permit, Error> {
         if let (Some(ttl), Some(work)) = (options.lease_ttl, options.unrenewed) {
             check_unrenewed(ttl, work)?;
         }
@@ -84,7 +108,9 @@ impl Remote {
     }
 
     /// Asks until an answer comes, the patience with silence is over, or the caller's time is.
-    async fn ask(&self, options: &Options) -> Result<Permit, Error> {
+    async fn ask(self: &Arc<Self>, options: &Options) -> Result<Permit, Error> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let _waiting = Waiting(self);
         let config = &self.keeper.config;
         // Once work goes on without the server, nobody is patient again.
         let grace = if config.fallback.is_on() { Duration::ZERO } else { config.grace };
@@ -183,7 +209,7 @@ impl Remote {
     }
 
     /// A grant becomes a permit, if it can still be trusted.
-    fn granted(&self, options: &Options, sent: Instant, response: v1::AcquireResponse) -> Result<Permit, Error> {
+    fn granted(self: &Arc<Self>, options: &Options, sent: Instant, response: v1::AcquireResponse) -> Result<Permit, Error> {
         let answered = now();
         let Some(v1::Lease { lease_id, bulkhead, permits, fencing_token, fencing_floor, ttl, renew_interval }) =
             response.lease
@@ -208,7 +234,8 @@ impl Remote {
         }
         self.keeper.hold(lease.clone());
         let bulkhead = if *bulkhead == *self.name { self.name.clone() } else { bulkhead.into() };
-        Ok(Permit::remote(self.keeper.clone(), lease, bulkhead))
+        self.running.fetch_add(1, Ordering::Relaxed);
+        Ok(Permit::remote(self.clone(), lease, bulkhead))
     }
 
     /// No answer came: work goes on as was decided, or the error is passed on.

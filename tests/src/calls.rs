@@ -176,7 +176,7 @@ impl Admin {
 
     /// Moves a limit to where it may be.
     pub async fn set_limit(&self, name: &str, limit: u32) -> v1::BulkheadStatus {
-        let request = v1::SetLimitRequest { name: name.into(), limit, detail: "a test".into() };
+        let request = v1::SetLimitRequest { name: name.into(), limit, detail: "a test".into(), ..Default::default() };
         let response = self.stub().set_limit(request).await.expect("the limit is within its range");
         response.into_inner().bulkhead.and_then(|bulkhead| bulkhead.status).expect("it is in the answer")
     }

@@ -8,7 +8,7 @@ use futures_util::{StreamExt, stream};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tidegate_client::{Bulkhead, Client, Error, LeaseState, OnCooldown, Outcome, Priority};
-use tidegate_tests::{Instant, Server, drain_and_refill, exercised, size};
+use tidegate_tests::{Instant, PATIENCE, Server, drain_and_refill, exercised, size};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -99,6 +99,7 @@ fn a_permit_comes_back_from_a_runtime_that_stops() {
     let stopping = runtime();
     let held = db.clone();
     stopping.spawn(async move { held.run(std::future::pending::<()>()).await });
+    stopping.block_on(server.until("db", |now| now.running == 1));
     // One waits in vain and is withdrawn.
     let waits = db.with_permits(2);
     stopping.spawn(async move { waits.acquire().await });
@@ -122,7 +123,9 @@ async fn w05_whatever_is_given_up_is_withdrawn() {
             let mut random = StdRng::seed_from_u64(seed);
             let (mut granted, mut dropped) = (0, 0);
             for _ in 0..acquires / 16 {
-                let patience = Duration::from_micros(random.random_range(0..3_000));
+                // A third waits for as long as it takes, so that permits go round however slow the machine is.
+                let patient = random.random_range(0..3) == 0;
+                let patience = if patient { PATIENCE } else { Duration::from_micros(random.random_range(0..3_000)) };
                 match tokio::time::timeout(patience, db.acquire()).await {
                     Ok(Ok(permit)) => {
                         granted += 1;
@@ -257,7 +260,8 @@ async fn l02_an_unrenewed_lease_must_outlive_its_work() {
     let permit = db.without_renewal(SECOND / 2).acquire().await.unwrap();
     // Not renewed, and told in time.
     permit.lost().await;
-    assert!(server.status("db").await.expired <= 1);
+    assert_eq!((permit.state(), server.status("db").await.expired), (LeaseState::Lost, 0));
+    server.until("db", |now| now.expired == 1).await;
     assert_eq!(permit.release().await.unwrap_err().reason(), "LEASE_LOST");
 }
 
@@ -295,7 +299,7 @@ async fn every_misuse_says_what_to_do() {
     assert_eq!(admin.reason(), "WRONG_SERVER");
     assert!(admin.to_string().contains("use the admission port"), "{admin}");
     let probes = Client::connect(format!("http://{}", server.ops_address())).await.unwrap_err();
-    assert_eq!(probes.reason(), "UNREACHABLE");
+    assert_eq!(probes.reason(), "WRONG_SERVER");
     for wrong in ["", "127.0.0.1:7600", "ftp://127.0.0.1", "http://"] {
         let error = Client::connect(wrong).await.unwrap_err();
         assert!(error.to_string().starts_with("endpoint must be an address such as http://"), "{wrong:?}: {error}");

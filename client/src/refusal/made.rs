@@ -13,9 +13,24 @@ use tonic_types::pb;
 use super::{DOMAIN, PUSHBACK, RETRY_AFTER, Refusal, Violation};
 
 impl Refusal {
+    /// One without numbers.
+    pub(crate) fn plain(code: Code, reason: &str, message: String) -> Self {
+        Self {
+            code,
+            message,
+            reason: reason.into(),
+            metadata: HashMap::new(),
+            typed: None,
+            violations: Vec::new(),
+            retry_delay: None,
+            retry_after: None,
+            pushback: None,
+        }
+    }
+
     /// The refusal of a bulkhead in this process, as a server would tell it.
     pub(crate) fn decided(refusal: &tidegate_core::Refusal, bulkhead: &str, partition: &str) -> Self {
-        let tidegate_core::Refusal { reason, limit, running, queued, ramp, hint, invalid } = refusal;
+        let tidegate_core::Refusal { reason, limit, running, queued, ramp, hint, invalid, detail } = refusal;
         let hint = hint.map(|hint| whole_millis(hint + spread(*reason, hint).mul_f64(rand::random())));
         let mut metadata = HashMap::from([
             ("bulkhead".to_owned(), bulkhead.to_owned()),
@@ -29,9 +44,10 @@ impl Refusal {
             field: invalid.field.into(),
             description: format!("must be {}", invalid.allowed),
         });
-        let message = match invalid {
-            Some(invalid) => invalid.to_string(),
-            None => format!("bulkhead {bulkhead:?} has {running} of {limit} running and {queued} queued"),
+        let message = match (invalid, detail) {
+            (Some(invalid), _) => invalid.to_string(),
+            (None, Some(detail)) => format!("bulkhead {bulkhead:?} is closed: {detail}"),
+            (None, None) => format!("bulkhead {bulkhead:?} has {running} of {limit} running and {queued} queued"),
         };
         Self {
             code: code(*reason),
@@ -102,9 +118,12 @@ fn code(reason: Reason) -> Code {
         | Reason::CooldownActive
         | Reason::CooldownExceedsDeadline
         | Reason::ServerCapReached => Code::ResourceExhausted,
-        Reason::BulkheadNotFound => Code::NotFound,
+        Reason::Draining => Code::Unavailable,
+        Reason::BulkheadNotFound | Reason::LeaseNotFound => Code::NotFound,
+        Reason::BulkheadClosed | Reason::BulkheadInUse => Code::FailedPrecondition,
+        Reason::BulkheadExists => Code::AlreadyExists,
         Reason::InvalidField | Reason::PermitsExceedCeiling | Reason::RequestIdReused => Code::InvalidArgument,
-        Reason::Superseded | Reason::RequestIdSpent => Code::Aborted,
+        Reason::Superseded | Reason::RequestIdSpent | Reason::EtagMismatch => Code::Aborted,
     }
 }
 

@@ -7,24 +7,24 @@ use std::time::Duration;
 use tidegate_client::{Bulkhead, Error, LocalBulkhead, Permit};
 use tokio::task::JoinHandle;
 
-pub const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
-pub fn millis(millis: u64) -> Duration {
+pub(crate) fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
 /// A bulkhead with that limit.
-pub fn local(limit: u32) -> LocalBulkhead {
+pub(crate) fn local(limit: u32) -> LocalBulkhead {
     LocalBulkhead::new("db", limit).unwrap()
 }
 
 /// Why there is no permit.
-pub fn reason(outcome: Result<Permit, Error>) -> String {
+pub(crate) fn reason(outcome: Result<Permit, Error>) -> String {
     outcome.expect_err("no permit is free").reason().to_owned()
 }
 
 /// A caller that is in the queue when this returns; `local` is the bulkhead that `handle` asks.
-pub async fn waits_for(local: &LocalBulkhead, handle: &Bulkhead) -> JoinHandle<Result<Permit, Error>> {
+pub(crate) async fn waits_for(local: &LocalBulkhead, handle: &Bulkhead) -> JoinHandle<Result<Permit, Error>> {
     let queued = local.status().queued;
     let handle = handle.clone();
     let waiter = tokio::spawn(async move { handle.acquire().await });
