@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_core::{
-    Acquire, Bulkhead, Decision, Effect, FencingToken, Grant, Instant, Mode, Refusal, Release, Renewal, RequestKey, Settings,
-    Stall, Status, Step, WaiterId, calm_at, extend,
+    Acquire, Bulkhead, Decision, Effect, FencingToken, Grant, Instant, Mode, Refusal, Release, Renewal, RequestKey,
+    Settings, Stall, Status, Step, WaiterId, calm_at, extend,
 };
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant as Now;

@@ -202,11 +202,11 @@ where
                 report_grpc(&mut permit, response.headers());
             } else {
                 let after = response.headers().get(RETRY_AFTER).and_then(|after| after.to_str().ok());
-                report(&mut permit, response.status().is_success(), http_verdict(
-                    response.status().as_u16(),
-                    after,
-                    SystemTime::now(),
-                ));
+                report(
+                    &mut permit,
+                    response.status().is_success(),
+                    http_verdict(response.status().as_u16(), after, SystemTime::now()),
+                );
             }
             Ok(response.map(|body| PermitBody::new(body, permit, is_grpc)))
         })

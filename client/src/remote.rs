@@ -209,7 +209,12 @@ impl Remote {
     }
 
     /// A grant becomes a permit, if it can still be trusted.
-    fn granted(self: &Arc<Self>, options: &Options, sent: Instant, response: v1::AcquireResponse) -> Result<Permit, Error> {
+    fn granted(
+        self: &Arc<Self>,
+        options: &Options,
+        sent: Instant,
+        response: v1::AcquireResponse,
+    ) -> Result<Permit, Error> {
         let answered = now();
         let Some(v1::Lease { lease_id, bulkhead, permits, fencing_token, fencing_floor, ttl, renew_interval }) =
             response.lease

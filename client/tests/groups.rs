@@ -9,10 +9,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::{SECOND, local, waits_for};
-use tidegate_client::{Error, Groups, Mode, Scope, SingleFlight};
+use tidegate_client::{Draft, Error, Groups, LocalBulkhead, Mode, Scope, SingleFlight};
 use tokio::sync::oneshot;
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
+
+/// A bulkhead with that limit, and up to 6, where waits are long.
+fn patient(limit: u32) -> LocalBulkhead {
+    let draft = Draft { limit: Some(limit), ceiling: Some(6), max_wait: Some(60 * SECOND), ..Draft::default() };
+    LocalBulkhead::with_settings("api", draft).unwrap()
+}
 
 /// Begins so many pieces of work that take a second; lets them begin.
 async fn begin(groups: &Groups, name: &'static str, count: usize) -> Vec<tokio::task::JoinHandle<Duration>> {
@@ -58,7 +64,7 @@ async fn q02_without_any_limit_all_run() {
 
 #[tokio::test(start_paused = true)]
 async fn q03_groups_are_independent_and_the_rest_runs_in_the_default_one() {
-    let groups = Groups::builder().limit(2).group("images", local(1)).build().unwrap();
+    let groups = Groups::builder().limit(2).group("images", patient(1)).build().unwrap();
     let mut tasks = begin(&groups, "images", 3).await;
     tasks.extend(begin(&groups, "no such group", 3).await);
     assert_eq!((numbers(&groups, "images"), numbers(&groups, "default")), ((1, 2, 3), (2, 1, 3)));
@@ -91,11 +97,7 @@ async fn an_unknown_group_cannot_be_watched_or_changed() {
 
 #[tokio::test(start_paused = true)]
 async fn s01_the_limit_moves_while_running_and_a_pause_keeps_the_places() {
-    let api = tidegate_client::LocalBulkhead::with_settings(
-        "api",
-        tidegate_client::Draft { limit: Some(2), ceiling: Some(6), max_wait: Some(60 * SECOND), ..Default::default() },
-    )
-    .unwrap();
+    let api = patient(2);
     let groups = Groups::builder().group("api", api.clone()).build().unwrap();
     let tasks = begin(&groups, "api", 9).await;
     assert_eq!(numbers(&groups, "api").0, 2);

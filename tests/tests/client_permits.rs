@@ -93,10 +93,11 @@ async fn a_permit_comes_back_from_a_panic_an_abort_and_a_losing_select() {
 
 #[test]
 fn a_permit_comes_back_from_a_runtime_that_stops() {
-    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let watching = runtime();
+    // The test's own connections live on a runtime that goes on.
+    let watching = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (server, client, db) = watching.block_on(with_db("limit=2"));
-    let stopping = runtime();
+    watching.block_on(server.status("db"));
+    let stopping = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let held = db.clone();
     stopping.spawn(async move { held.run(std::future::pending::<()>()).await });
     stopping.block_on(server.until("db", |now| now.running == 1));

@@ -78,10 +78,12 @@ async fn cost_of_many_leases() {
     let db = connect(&server).await.bulkhead("db");
     let mut permits = Vec::new();
     while permits.len() < LEASES {
-        let some = (0..500).map(|_| tokio::spawn({
-            let db = db.clone();
-            async move { db.acquire().await.unwrap() }
-        }));
+        let some = (0..500).map(|_| {
+            tokio::spawn({
+                let db = db.clone();
+                async move { db.acquire().await.unwrap() }
+            })
+        });
         for permit in some.collect::<Vec<_>>() {
             permits.push(permit.await.unwrap());
         }
