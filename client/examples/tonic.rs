@@ -1,7 +1,7 @@
 //! A gRPC service and a client of it, both behind bulkheads: `cargo run -p tidegate-client --example tonic`.
 //!
 //! The service here is gRPC's health check, so that nothing needs to be generated. The server may handle one call at a
-//! time and refuses the rest; the client keeps its own calls at three, and each refusal comes to it as RESOURCE_EXHAUSTED
+//! time and refuses the rest; the client keeps its own calls at three, and each refusal comes to it as `RESOURCE_EXHAUSTED`
 //! with the same details that a Tidegate sends.
 
 use std::time::Duration;
@@ -32,7 +32,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("answered: {:?}", answer.into_inner().status());
 
     let busy = ours.acquire().await?;
-    let refused = client.check(HealthCheckRequest::default()).await.expect_err("the only permit is taken");
+    let Err(refused) = client.check(HealthCheckRequest::default()).await else {
+        return Err("no permit was free".into());
+    };
     let told = refusal(&refused).ok_or("a refusal carries its details")?;
     println!("refused: {:?} {}, come back in {:?}", refused.code(), told.reason, told.hint());
     drop(busy);

@@ -51,7 +51,7 @@ impl Backoff {
 
     /// `1 s × 2^(n-1)` ± 20 %, at most 60 s: for operations that are stored and retried later.
     pub const fn stored() -> Self {
-        Self::exponential(Duration::from_secs(1), Duration::from_secs(60), Jitter::Within(0.2))
+        Self::exponential(Duration::from_secs(1), Duration::from_mins(1), Jitter::Within(0.2))
     }
 
     /// `100 ms × 2^(n-1)` ± 20 %, at most 2 s: for somebody who waits for the answer.

@@ -30,6 +30,7 @@ use crate::remote::Remote;
 /// # let _ = (order, permit); Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
+#[must_use = "a handle does nothing until it is asked"]
 pub struct Bulkhead {
     source: Source,
     options: Options,

@@ -74,7 +74,7 @@ pub fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
 
 /// What a gRPC status says: its pushback (the trailer `grpc-retry-pushback-ms`, where a negative or odd one means no
 /// retry) or its `google.rpc.RetryInfo`; without either, UNAVAILABLE may be retried and all else may not. A status of
-/// RESOURCE_EXHAUSTED or UNAVAILABLE with a wait speaks for its partition; a call that was cancelled is never retried.
+/// `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with a wait speaks for its partition; a cancelled call is never retried.
 ///
 /// ```
 /// use tidegate_client::{Verdict, grpc_verdict};

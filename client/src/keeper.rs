@@ -126,7 +126,7 @@ impl Keeper {
     /// A place for a wait: on the first line while it has one, then on the second; beyond that, when one comes free.
     pub(crate) async fn place(&self) -> Place {
         loop {
-            if let Some(place) = self.lines.iter().find_map(|line| line.place()) {
+            if let Some(place) = self.lines.iter().find_map(Line::place) {
                 return place;
             }
             tokio::select! {

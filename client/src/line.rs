@@ -171,12 +171,11 @@ impl Line {
             while on_demand && self.waits.load(Ordering::Relaxed) == 0 {
                 self.wanted.notified().await;
             }
-            let socket = match timeout(RETIRE, sockets.clone().acquire_owned()).await {
-                Ok(socket) => socket,
-                Err(_) => {
-                    retired.iter().for_each(Session::cut);
-                    sockets.clone().acquire_owned().await
-                }
+            let socket = if let Ok(socket) = timeout(RETIRE, sockets.clone().acquire_owned()).await {
+                socket
+            } else {
+                retired.iter().for_each(Session::cut);
+                sockets.clone().acquire_owned().await
             };
             let Ok(socket) = socket else { return };
             let endpoint = &config.endpoints[failures as usize % config.endpoints.len()];

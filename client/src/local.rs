@@ -69,6 +69,7 @@ impl LocalBulkhead {
 
     /// A bulkhead with those settings; what is `None` takes the server's default. [`Error::Invalid`] names a field that is
     /// out of its range.
+    #[allow(clippy::needless_pass_by_value, reason = "drafts are written where they are handed over")]
     pub fn with_settings(name: impl Into<Arc<str>>, draft: Draft) -> Result<Self, Error> {
         // The longest ttl, so that lease ends, which have no meaning here, need moving on the least.
         let settings = Settings::try_from(Draft { lease_ttl: Some(MAX_LEASE_TTL), max_lease_ttl: None, ..draft })?;

@@ -37,10 +37,13 @@ pub struct Retry<E> {
     backoff: Backoff,
     retries: u32,
     budget: Option<Duration>,
-    classify: Arc<dyn Fn(&E) -> Verdict + Send + Sync>,
-    on_failure: Option<Arc<dyn Fn(&RetryError<E>) + Send + Sync>>,
+    classify: Classify<E>,
+    on_failure: Option<FailureHook<E>>,
     random: Arc<Mutex<SmallRng>>,
 }
+
+type Classify<E> = Arc<dyn Fn(&E) -> Verdict + Send + Sync>;
+type FailureHook<E> = Arc<dyn Fn(&RetryError<E>) + Send + Sync>;
 
 /// Why work that was tried again failed in the end.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -133,14 +136,12 @@ impl<E> Retry<E> {
     /// for good, after the hook of [`on_failure`](Self::on_failure) has run. For operations that are stored and retried by
     /// whoever comes by.
     pub fn next_time(&self, error: E, retries: u32, now: SystemTime) -> Result<SystemTime, RetryError<E>> {
-        match self.delay((self.classify)(&error), retries) {
-            Some(delay) => Ok(now + delay),
-            None => {
-                let error = RetryError::Work { error, attempts: retries.saturating_add(1) };
-                self.tell(&error);
-                Err(error)
-            }
+        if let Some(delay) = self.delay((self.classify)(&error), retries) {
+            return Ok(now + delay);
         }
+        let error = RetryError::Work { error, attempts: retries.saturating_add(1) };
+        self.tell(&error);
+        Err(error)
     }
 
     async fn attempts<T, W, F>(&self, bulkhead: &Bulkhead, mut work: W) -> Result<T, RetryError<E>>
