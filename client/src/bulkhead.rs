@@ -157,7 +157,8 @@ impl Bulkhead {
     pub async fn acquire(&self) -> Result<Permit, Error> {
         match &self.source {
             Source::Local(engine) => self.options.acquire(engine).await,
-            Source::Remote(remote) => remote.acquire(&self.options).await,
+            // Large, and none of the futures of those who call it should be.
+            Source::Remote(remote) => Box::pin(remote.acquire(&self.options)).await,
         }
     }
 
@@ -189,8 +190,7 @@ impl Bulkhead {
     /// Cancel safe as far as `work` is: dropped, it drops the work first and then gives the permit back.
     pub async fn run<W: Future>(&self, work: W) -> Result<W::Output, Error> {
         let permit = self.acquire().await?;
-        // Moved behind the permit, so that the work is gone before the permit goes.
-        let work = work;
+        // This moves the work behind the permit, so that it is gone before the permit goes.
         tokio::pin!(work);
         tokio::select! {
             biased;
