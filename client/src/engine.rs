@@ -22,8 +22,8 @@ const MAX_COOLDOWN: Duration = Duration::from_hours(1);
 const COOLDOWN_GRACE: Duration = Duration::from_mins(1);
 /// The most partitions that cool or ramp; a report of one more is refused.
 const MOST_PARTITIONS: usize = 100_000;
-/// How often lease ends are moved on where leases have no end.
-const FORGIVE_EVERY: Duration = Duration::from_secs(30);
+/// How often lease ends are moved on where leases have no end: well within the shortest ttl.
+const FORGIVE_EVERY: Duration = Duration::from_millis(500);
 
 /// Decides who may start now in this process.
 #[derive(Debug)]

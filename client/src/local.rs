@@ -4,7 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_core::{Draft, MAX_LEASE_TTL, Mode, Settings};
+use tidegate_core::{Draft, MIN_LEASE_TTL, Mode, Settings};
 
 use crate::bulkhead::Bulkhead;
 use crate::engine::Engine;
@@ -71,8 +71,8 @@ impl LocalBulkhead {
     /// out of its range.
     #[allow(clippy::needless_pass_by_value, reason = "drafts are written where they are handed over")]
     pub fn with_settings(name: impl Into<Arc<str>>, draft: Draft) -> Result<Self, Error> {
-        // The longest ttl, so that lease ends, which have no meaning here, need moving on the least.
-        let settings = Settings::try_from(Draft { lease_ttl: Some(MAX_LEASE_TTL), max_lease_ttl: None, ..draft })?;
+        // Leases have no end here, but where nothing is known of the rate, a retry hint is the time to the next one.
+        let settings = Settings::try_from(Draft { lease_ttl: Some(MIN_LEASE_TTL), max_lease_ttl: None, ..draft })?;
         let engine = Arc::new(Engine::new(name.into(), settings, false));
         Ok(Self { bulkhead: Bulkhead::local(engine.clone()), engine })
     }
