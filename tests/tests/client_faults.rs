@@ -271,7 +271,6 @@ async fn a_refusal_is_an_answer_and_starts_no_fallback() {
 /// Carries connections to a server, counts the open ones, and ends all at once when told.
 struct Doors {
     address: SocketAddr,
-    open: Arc<AtomicUsize>,
     most: Arc<AtomicUsize>,
     made: Arc<AtomicUsize>,
     cut: watch::Sender<()>,
@@ -283,7 +282,7 @@ impl Doors {
         let address = listener.local_addr().unwrap();
         let (cut, cuts) = watch::channel(());
         let [open, most, made] = std::array::from_fn(|_| Arc::new(AtomicUsize::new(0)));
-        let doors = Self { address, open: open.clone(), most: most.clone(), made: made.clone(), cut };
+        let doors = Self { address, most: most.clone(), made: made.clone(), cut };
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
                 let (open, mut cuts) = (open.clone(), cuts.clone());
