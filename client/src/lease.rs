@@ -48,7 +48,7 @@ impl fmt::Display for Loss {
 }
 
 /// What was granted.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Granted {
     pub(crate) lease_id: String,
     pub(crate) permits: u32,
@@ -59,6 +59,15 @@ pub(crate) struct Granted {
     pub(crate) renew_interval: Option<Duration>,
     /// Until when it may be trusted unless renewed.
     pub(crate) deadline: Instant,
+}
+
+/// Without the id: it is as good as a password.
+impl fmt::Debug for Granted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { permits, fencing_token, ttl, .. } = self;
+        let mut text = f.debug_struct("Granted");
+        text.field("permits", permits).field("fencing_token", fencing_token).field("ttl", ttl).finish_non_exhaustive()
+    }
 }
 
 /// A lease of the server's, shared by its permit and the keeper.

@@ -1,5 +1,6 @@
 //! The right to run: a guard that gives its permits back when it is dropped, wherever and however that happens.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,6 @@ pub enum Outcome {
 /// drop(permit);
 /// # Ok(()) }
 /// ```
-#[derive(Debug)]
 #[must_use = "a permit is given back when it is dropped"]
 pub struct Permit {
     /// `None` once it was given back.
@@ -50,7 +50,6 @@ pub struct Permit {
     since: Option<Now>,
 }
 
-#[derive(Debug)]
 enum Source {
     Local(Arc<Engine>, Grant),
     Remote(Arc<Remote>, Arc<Lease>, Arc<str>),
@@ -195,6 +194,14 @@ impl Permit {
             Source::Remote(remote, lease, _) => remote.release(&lease, self.report, wanted),
             Source::Open(_) => None,
         }
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("Permit");
+        text.field("bulkhead", &self.bulkhead()).field("permits", &self.permits());
+        text.field("fencing_token", &self.fencing_token()).field("state", &self.state()).finish()
     }
 }
 

@@ -1,5 +1,6 @@
 //! A bulkhead of a server's: an Acquire over the wire, from the first try to a permit, a refusal or the fallback.
 
+use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -30,7 +31,6 @@ const OFTENEST: Duration = Duration::from_millis(100);
 const LATE: Duration = Duration::from_secs(1);
 
 /// A bulkhead of a server's.
-#[derive(Debug)]
 pub(crate) struct Remote {
     name: Arc<str>,
     keeper: Arc<Keeper>,
@@ -38,6 +38,12 @@ pub(crate) struct Remote {
     /// Of this process.
     waiting: AtomicUsize,
     running: AtomicUsize,
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 /// A call that waits for its answer.
@@ -88,9 +94,18 @@ impl Remote {
             check_unrenewed(ttl, work)?;
         }
         let span = tracing::info_span!("tidegate.acquire", otel.kind = "client", bulkhead = &*self.name);
-        let asked = self.ask(options).instrument(span).await;
         let config = &self.keeper.config;
+        let start = now();
+        let asked = self.ask(options).instrument(span).await;
         match asked {
+            // A caller's own impatience is no sign that the server is away.
+            Err(Error::Unreachable { .. })
+                if !left(start, now(), config.grace).is_zero()
+                    && !config.fallback.is_on()
+                    && self.keeper.line().problem().is_none() =>
+            {
+                asked
+            }
             Err(Error::Unreachable { .. }) => self.fall_back(options, asked).await,
             Err(Error::Refused(ref refusal)) if is_passing(&refusal.reason) => self.fall_back(options, asked).await,
             Err(Error::Refused(_)) => {

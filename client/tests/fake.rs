@@ -37,6 +37,8 @@ async fn it_grants_renews_refuses_and_takes_back() {
     assert_eq!((permit.state(), fake.bulkhead("db").status().running), (LeaseState::Held, 1));
     let Err(Error::Refused(refusal)) = db.with_max_wait(SECOND / 100).acquire().await else { panic!("it is full") };
     assert_eq!((&refusal.reason[..], &refusal.metadata["running"][..]), ("WAIT_TIMEOUT", "1"));
+    let shown = format!("{permit:?} {db:?}");
+    assert!(shown.contains("fencing_token") && !shown.contains("fake-0-"), "the id is a secret: {shown}");
     fake.revoke("db");
     assert_eq!(permit.lost().await, Loss::Revoked);
     assert_eq!(permit.release().await.unwrap_err().reason(), "LEASE_LOST");

@@ -268,6 +268,21 @@ async fn a_refusal_is_an_answer_and_starts_no_fallback() {
     assert_eq!(client.counts().fallbacks, 0);
 }
 
+#[tokio::test]
+async fn an_impatient_caller_starts_no_fallback() {
+    let server = Server::start(SHORT);
+    let proxy = Proxy::start(server.admission_address()).await;
+    let builder = Client::builder(format!("http://{}", proxy.address())).grace(BACK);
+    let client = builder.fallback(Fallback::Open, Duration::from_mins(1)).connect().await.unwrap();
+    proxy.set(Faults { delay: SECOND / 2, ..Faults::NONE });
+    let db = client.bulkhead("db").with_timeout(SECOND / 10);
+    assert_eq!(db.acquire().await.unwrap_err().reason(), "UNREACHABLE");
+    assert_eq!(client.counts().fallbacks, 0);
+    proxy.set(Faults::NONE);
+    client.flush().await;
+    server.until("db", |now| now.running == 0 && now.queued == 0).await;
+}
+
 /// Carries connections to a server, counts the open ones, and ends all at once when told.
 struct Doors {
     address: SocketAddr,
