@@ -7,12 +7,14 @@
 
 use std::time::Duration;
 
-use tidegate_client::{Bulkhead, Client};
+use tidegate_client::{Bulkhead, Client, LocalBulkhead};
 use tidegate_tests::{Instant, Server, ask, v1};
 
 const TASKS: u32 = 64;
 const CALLS: u32 = 1_000;
 const PAIRS: usize = 7;
+const ROUNDS: usize = 11;
+const LOCAL_CALLS: u32 = 1_000_000;
 const LEASES: usize = 50_000;
 const WATCHED: Duration = Duration::from_secs(20);
 
@@ -20,8 +22,25 @@ const CONFIG: &str = "[[bulkhead]]\nname='db'\nlimit=1000000\nlease_ttl='10s'\n"
 
 #[tokio::main(worker_threads = 2)]
 async fn main() {
+    cost_in_this_process().await;
     cost_of_a_call().await;
     cost_of_many_leases().await;
+}
+
+async fn cost_in_this_process() {
+    let db = LocalBulkhead::new("db", 1_000).unwrap();
+    let mut nanos = Vec::new();
+    for _ in 0..ROUNDS {
+        let spent = cpu_time_of(async || {
+            for _ in 0..LOCAL_CALLS {
+                drop(db.acquire().await.unwrap());
+            }
+        });
+        nanos.push(spent.await.as_nanos() / u128::from(LOCAL_CALLS));
+    }
+    nanos.sort_unstable();
+    let (least, median, most) = (nanos[0], nanos[ROUNDS / 2], nanos[ROUNDS - 1]);
+    println!("LocalBulkhead, acquire + release: {median} ns ({least} to {most}), goal at most 300 ns");
 }
 
 async fn cost_of_a_call() {
@@ -110,7 +129,7 @@ async fn all(tasks: Vec<tokio::task::JoinHandle<()>>) {
 async fn cpu_time_of(run: impl AsyncFnOnce()) -> Duration {
     let before = cpu_time();
     run().await;
-    cpu_time() - before
+    cpu_time().saturating_sub(before)
 }
 
 fn cpu_time() -> Duration {
