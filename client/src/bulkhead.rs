@@ -270,7 +270,7 @@ struct Running<S> {
 impl Options {
     /// Asks a bulkhead in this process.
     pub(crate) async fn acquire(&self, engine: &Arc<Engine>) -> Result<Permit, Error> {
-        match engine.acquire(self.ask(engine)).await {
+        match engine.acquire(self.ask(engine)).verdict().await {
             Ok(grant) => Ok(Permit::local(engine.clone(), grant)),
             Err(refusal) => {
                 let partition = self.partition.as_deref().unwrap_or(engine.name());

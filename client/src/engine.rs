@@ -50,7 +50,7 @@ struct State {
     taken: u64,
 }
 
-type Verdict = Result<Grant, Refusal>;
+pub(crate) type Verdict = Result<Grant, Refusal>;
 
 impl Engine {
     pub(crate) fn new(name: Arc<str>, settings: Settings, leases_end: bool) -> Self {
@@ -91,48 +91,24 @@ impl Engine {
         (state, now)
     }
 
-    /// Asks for permits; waits in the queue if it must.
-    ///
-    /// Cancel safe: dropped while it waits, it leaves the queue and takes no permit. The future does not exist once it has
-    /// answered, so a grant is never left over.
-    pub(crate) async fn acquire(&self, mut ask: Acquire) -> Verdict {
-        let partition = ask.partition.clone();
-        let (mut waiting, end) = {
-            let (mut state, now) = self.enter();
-            ask.partition = ask.partition.filter(|partition| **partition != *self.name);
-            ask.cooldown = state.cooldown(now, partition.as_deref().unwrap_or(&self.name));
-            let end = wait_end(now, &ask, state.bulkhead.settings());
-            let step = state.bulkhead.acquire(now, ask);
-            match state.finish(step, |state, decision| match decision {
-                Decision::Granted(grant) => Err(Ok(grant)),
-                Decision::Refused(refusal) => Err(Err(refusal)),
-                Decision::Queued(id) => {
-                    let (sender, verdict) = oneshot::channel();
-                    state.parked.insert(id, sender);
-                    Ok(Waiting { engine: self, id, verdict, heard: false })
-                }
-            }) {
-                Ok(waiting) => (waiting, end),
-                Err(verdict) => return verdict,
-            }
-        };
-        loop {
-            let turned = self.turned.notified();
-            let at = self.wake_at(end);
-            tokio::select! {
-                biased;
-                verdict = &mut waiting.verdict => {
-                    waiting.heard = true;
-                    let Ok(verdict) = verdict else { unreachable!("a parked caller is told before its sender goes") };
-                    if let Ok(grant) = &verdict {
-                        self.enter().0.bulkhead.confirm(grant.token);
-                    }
-                    return verdict;
-                }
-                () = self.sleep_until(at) => self.advance(),
-                () = turned => {}
-            }
+    /// Asks for permits. Without a wait nothing is awaited, so that the common case is one call under one lock.
+    pub(crate) fn acquire(&self, mut ask: Acquire) -> Asked<'_> {
+        let (mut state, now) = self.enter();
+        if !state.cooldowns.is_empty() {
+            ask.cooldown = state.cooldown(now, ask.partition.as_deref().unwrap_or(&self.name));
         }
+        ask.partition = ask.partition.filter(|partition| **partition != *self.name);
+        let end = wait_end(now, &ask, state.bulkhead.settings());
+        let step = state.bulkhead.acquire(now, ask);
+        state.finish(step, |state, decision| match decision {
+            Decision::Granted(grant) => Asked::Answered(Ok(grant)),
+            Decision::Refused(refusal) => Asked::Answered(Err(refusal)),
+            Decision::Queued(id) => {
+                let (sender, verdict) = oneshot::channel();
+                state.parked.insert(id, sender);
+                Asked::Waits(Waiting { engine: self, id, end, verdict, heard: false })
+            }
+        })
     }
 
     /// When a waiter must wake whose wait ends at `end`.
@@ -291,12 +267,54 @@ fn wait_end(now: Instant, ask: &Acquire, settings: &Settings) -> Instant {
     ask.answer_by.into_iter().chain(ask.deadline).fold(now + max_wait, Instant::min)
 }
 
+/// An Acquire that has its answer, or its place in the queue.
+pub(crate) enum Asked<'a> {
+    Answered(Verdict),
+    Waits(Waiting<'a>),
+}
+
 /// A caller's place in the queue. Dropped before the verdict was heard, it leaves nothing behind.
-struct Waiting<'a> {
+pub(crate) struct Waiting<'a> {
     engine: &'a Engine,
     id: WaiterId,
+    /// Of the wait.
+    end: Instant,
     verdict: oneshot::Receiver<Verdict>,
     heard: bool,
+}
+
+impl Asked<'_> {
+    /// The answer. Cancel safe: dropped while it waits, it leaves the queue and takes no permit; once it has answered it
+    /// does not exist, so a grant is never left over.
+    pub(crate) async fn verdict(self) -> Verdict {
+        match self {
+            Self::Answered(verdict) => verdict,
+            Self::Waits(waiting) => waiting.verdict().await,
+        }
+    }
+}
+
+impl Waiting<'_> {
+    async fn verdict(mut self) -> Verdict {
+        let engine = self.engine;
+        loop {
+            let turned = engine.turned.notified();
+            let at = engine.wake_at(self.end);
+            tokio::select! {
+                biased;
+                verdict = &mut self.verdict => {
+                    self.heard = true;
+                    let Ok(verdict) = verdict else { unreachable!("a parked caller is told before its sender goes") };
+                    if let Ok(grant) = &verdict {
+                        engine.enter().0.bulkhead.confirm(grant.token);
+                    }
+                    return verdict;
+                }
+                () = engine.sleep_until(at) => engine.advance(),
+                () = turned => {}
+            }
+        }
+    }
 }
 
 impl Drop for Waiting<'_> {

@@ -37,6 +37,8 @@ const SETTLE: Duration = Duration::from_millis(250);
 const REOPEN: Duration = Duration::from_millis(100);
 /// Requests on their way into the stream: more than there are unless nobody reads them.
 const MOST_REQUESTS: usize = 1_000;
+/// The most commands that are taken in one turn: renewals are looked at between two.
+const MOST_ALONG: usize = 64;
 /// How long the thread goes on for what it was told when the last handle is gone.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
@@ -105,6 +107,7 @@ impl Keeper {
             renewals: Renewals::default(),
             stream: None,
             opening: None,
+            look: None,
             open_at: now(),
             releases: Arc::new(Semaphore::new(MOST_RELEASES)),
             tasks: JoinSet::new(),
@@ -200,6 +203,8 @@ struct Thread {
     renewals: Renewals,
     stream: Option<Stream>,
     opening: Option<Opening>,
+    /// When to look at new leases.
+    look: Option<Instant>,
     /// The stream is not opened before.
     open_at: Instant,
     releases: Arc<Semaphore>,
@@ -222,9 +227,8 @@ impl Thread {
         for (number, line) in lines.into_iter().enumerate() {
             tokio::spawn(line.run(self.config.clone(), sockets.clone(), number > 0));
         }
-        let mut look = None;
         loop {
-            let due = self.renewals.next().into_iter().chain(look).min();
+            let due = self.renewals.next().into_iter().chain(self.look).min();
             let silent = self.renewals.unanswered_since().map(|since| since + PROMPT);
             if self.stream.is_none() && self.opening.is_none() && self.renewals.len() > 0 {
                 self.opening = Some(Box::pin(open(self.config.clone(), self.line.clone(), self.open_at)));
@@ -233,7 +237,7 @@ impl Thread {
             tokio::select! {
                 biased;
                 () = until(due) => {
-                    look = None;
+                    self.look = None;
                     self.renew();
                 }
                 () = until(silent) => {
@@ -258,12 +262,15 @@ impl Thread {
                 }
                 Some(_) = self.tasks.join_next() => {}
                 command = commands.recv() => match command {
-                    Some(Command::Hold) => look = Some(now() + SETTLE),
-                    Some(Command::Release { request, until, answer }) => self.start_release(request, until, answer),
-                    Some(Command::Flush(done)) => self.flushes.push(done),
+                    Some(command) => self.obey(command),
                     None => break,
                 },
             }
+            // What has come meanwhile goes along, within bounds, so that many Releases cost few turns of this loop.
+            for command in std::iter::from_fn(|| commands.try_recv().ok()).take(MOST_ALONG) {
+                self.obey(command);
+            }
+            while self.tasks.try_join_next().is_some() {}
             if self.tasks.is_empty() {
                 self.flushes.drain(..).for_each(|done| {
                     // Whoever asked may be gone.
@@ -273,6 +280,14 @@ impl Thread {
         }
         let last = async { while self.tasks.join_next().await.is_some() {} };
         let _ = timeout(LAST_WORDS, last).await;
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Hold => self.look = Some(now() + SETTLE),
+            Command::Release { request, until, answer } => self.start_release(request, until, answer),
+            Command::Flush(done) => self.flushes.push(done),
+        }
     }
 
     /// Takes new leases in, and sends the renewals that are due.

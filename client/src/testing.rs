@@ -179,7 +179,7 @@ impl AdmissionService for State {
             },
             holder: Holder { name: message.holder.as_str().into(), address: None },
         };
-        let grant = engine.acquire(ask).await;
+        let grant = engine.acquire(ask).verdict().await;
         let grant = grant.map_err(|refusal| Refusal::decided(&refusal, engine.name(), &partition).to_status())?;
         let lease = v1::Lease {
             lease_id: format!("fake-{number}-{}", grant.token.as_u64()),
