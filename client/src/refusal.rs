@@ -9,6 +9,8 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Status};
 use tonic_types::pb;
 
+mod made;
+
 /// The domain of every `ErrorInfo` of ours.
 const DOMAIN: &str = "tidegate";
 const RETRY_AFTER: &str = "retry-after-ms";
@@ -85,6 +87,11 @@ pub fn refusal(status: &Status) -> Option<Refusal> {
         pushback: trailer(status.metadata(), PUSHBACK)
             .map(|text| millis(text).map_or(Pushback::Never, Pushback::After)),
     })
+}
+
+/// Whether a refusal says that this server, or this moment, is the wrong one, rather than that there is no permit.
+pub(crate) fn is_passing(reason: &str) -> bool {
+    matches!(reason, "DRAINING" | "NOT_DECIDER" | "STORE_UNAVAILABLE")
 }
 
 /// The first detail of that type.

@@ -1,0 +1,309 @@
+//! A bulkhead of a server's: an Acquire over the wire, from the first try to a permit, a refusal or the fallback.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use data_encoding::BASE64URL_NOPAD;
+use tidegate_core::{OnCooldown, Priority};
+use tidegate_proto::v1;
+use tonic::Code;
+use tracing::Instrument;
+
+use crate::backoff::{Backoff, Jitter};
+use crate::bulkhead::Options;
+use crate::deadline;
+use crate::error::Error;
+use crate::fallback::Fallback;
+use crate::keeper::{Keeper, Released, now};
+use crate::lease::{Granted, Lease, Loss};
+use crate::line::left;
+use crate::local::LocalBulkhead;
+use crate::permit::{Permit, Report};
+use crate::refusal::{Refusal, is_passing, refusal};
+
+/// Between two tries of one Acquire.
+const AGAIN: Backoff = Backoff::exponential(Duration::from_millis(20), Duration::from_millis(500), Jitter::Full);
+/// Leases are renewed no more often, whatever the server says.
+const OFTENEST: Duration = Duration::from_millis(100);
+/// How much later than it should have come an answer is no longer waited for.
+const LATE: Duration = Duration::from_secs(1);
+
+/// A bulkhead of a server's.
+pub(crate) struct Remote {
+    name: Arc<str>,
+    keeper: Arc<Keeper>,
+    local: OnceLock<Result<LocalBulkhead, Error>>,
+    /// Of this process.
+    waiting: AtomicUsize,
+    running: AtomicUsize,
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Remote").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A call that waits for its answer.
+struct Waiting<'a>(&'a Remote);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// One logical Acquire: given up without an answer, it is withdrawn, wherever its future is dropped.
+struct Asking<'a> {
+    remote: &'a Remote,
+    request_id: Option<String>,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if let Some(request_id) = self.request_id.take() {
+            self.remote.keeper.withdraw(&self.remote.name, request_id);
+        }
+    }
+}
+
+impl Remote {
+    pub(crate) fn new(name: Arc<str>, keeper: Arc<Keeper>) -> Self {
+        Self { name, keeper, local: OnceLock::new(), waiting: AtomicUsize::new(0), running: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Permits of this process that are not given back, and calls that wait.
+    pub(crate) fn activity(&self) -> (usize, usize) {
+        (self.running.load(Ordering::Relaxed), self.waiting.load(Ordering::Relaxed))
+    }
+
+    /// A permit is given back.
+    pub(crate) fn release(&self, lease: &Lease, report: Report, wanted: bool) -> Option<Released> {
+        self.running.fetch_sub(1, Ordering::Relaxed);
+        self.keeper.release(lease, report, wanted)
+    }
+
+    pub(crate) async fn acquire(self: &Arc<Self>, options: &Options) -> Result<Permit, Error> {
+        if let (Some(ttl), Some(work)) = (options.lease_ttl, options.unrenewed) {
+            check_unrenewed(ttl, work)?;
+        }
+        let span = tracing::info_span!("tidegate.acquire", otel.kind = "client", bulkhead = &*self.name);
+        let config = &self.keeper.config;
+        let start = now();
+        let asked = self.ask(options).instrument(span).await;
+        match asked {
+            // A caller's own impatience is no sign that the server is away.
+            Err(Error::Unreachable { .. })
+                if !left(start, now(), config.grace).is_zero()
+                    && !config.fallback.is_on()
+                    && self.keeper.line().problem().is_none() =>
+            {
+                asked
+            }
+            Err(Error::Unreachable { .. }) => self.fall_back(options, asked).await,
+            Err(Error::Refused(ref refusal)) if is_passing(&refusal.reason) => self.fall_back(options, asked).await,
+            Err(Error::Refused(_)) => {
+                config.counters.count(|counts| &counts.refused);
+                config.fallback.end(now());
+                asked
+            }
+            Ok(_) => {
+                config.counters.count(|counts| &counts.granted);
+                config.fallback.end(now());
+                asked
+            }
+            Err(_) => asked,
+        }
+    }
+
+    /// Asks until an answer comes, the patience with silence is over, or the caller's time is.
+    async fn ask(self: &Arc<Self>, options: &Options) -> Result<Permit, Error> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let _waiting = Waiting(self);
+        let config = &self.keeper.config;
+        // Once work goes on without the server, nobody is patient again.
+        let grace = if config.fallback.is_on() { Duration::ZERO } else { config.grace };
+        let start = now();
+        let request_id = BASE64URL_NOPAD.encode(&rand::random::<[u8; 16]>());
+        let mut asking = Asking { remote: self, request_id: None };
+        let (mut silent_since, mut failures) = (start, 0);
+        loop {
+            let place = self.keeper.place().await;
+            let patience = left(silent_since, now(), grace);
+            let problem = match wait(patience, place.0.up()).await {
+                None => place.0.problem().unwrap_or_else(|| config.silent()),
+                Some(session) => {
+                    asking.request_id.get_or_insert_with(|| request_id.clone());
+                    let sent = now();
+                    let request = self.request(options, &request_id, start, sent);
+                    // Whoever knows how long the wait is also knows when an answer is overdue.
+                    let longest = options.max_wait.map(|max_wait| left(start, sent, max_wait) + LATE);
+                    let mut stub = session.stub;
+                    let answer = match longest {
+                        Some(longest) => wait(longest, stub.acquire(request)).await,
+                        None => Some(stub.acquire(request).await),
+                    };
+                    match answer {
+                        Some(Ok(response)) => {
+                            asking.request_id = None;
+                            return self.granted(options, sent, response.into_inner());
+                        }
+                        None => return Err(config.silent()),
+                        Some(Err(status)) => match refusal(&status) {
+                            Some(refusal) if !is_passing(&refusal.reason) => {
+                                asking.request_id = None;
+                                return Err(refusal.into());
+                            }
+                            Some(refusal) => {
+                                asking.request_id = None;
+                                refusal.into()
+                            }
+                            None if status.code() == Code::Unimplemented => {
+                                asking.request_id = None;
+                                return Err(config.wrong_server("Acquire"));
+                            }
+                            None => {
+                                // It waited until the connection broke: the silence starts now.
+                                if left(sent, now(), grace).is_zero() {
+                                    silent_since = now();
+                                }
+                                config.unreachable(&status)
+                            }
+                        },
+                    }
+                }
+            };
+            drop(place);
+            failures += 1;
+            let is_over = options.timeout.is_some_and(|timeout| left(start, now(), timeout).is_zero());
+            if is_over || left(silent_since, now(), grace).is_zero() {
+                return Err(problem);
+            }
+            tokio::time::sleep(AGAIN.delay(failures, rand::random())).await;
+        }
+    }
+
+    fn request(
+        &self,
+        options: &Options,
+        request_id: &str,
+        start: Instant,
+        sent: Instant,
+    ) -> tonic::Request<v1::AcquireRequest> {
+        let field = |span: Duration| span.try_into().ok();
+        let priority = match options.priority {
+            Priority::Critical => v1::Priority::Critical,
+            Priority::Normal => v1::Priority::Normal,
+            Priority::Sheddable => v1::Priority::Sheddable,
+        };
+        let on_cooldown = match options.on_cooldown {
+            OnCooldown::Refuse => v1::OnCooldown::Refuse,
+            OnCooldown::Wait => v1::OnCooldown::Wait,
+        };
+        let mut request = self.keeper.config.request(v1::AcquireRequest {
+            bulkhead: self.name.to_string(),
+            permits: options.permits,
+            max_wait: options.max_wait.and_then(|max_wait| field(left(start, sent, max_wait))),
+            lease_ttl: options.lease_ttl.and_then(field),
+            partition: options.partition.as_deref().map(Into::into),
+            priority: priority.into(),
+            on_cooldown: on_cooldown.into(),
+            request_id: request_id.into(),
+            holder: self.keeper.config.holder.clone(),
+        });
+        if let Some(timeout) = options.timeout {
+            request.set_timeout(left(start, sent, timeout));
+        }
+        request
+    }
+
+    /// A grant becomes a permit, if it can still be trusted.
+    fn granted(
+        self: &Arc<Self>,
+        options: &Options,
+        sent: Instant,
+        response: v1::AcquireResponse,
+    ) -> Result<Permit, Error> {
+        let answered = now();
+        let Some(v1::Lease { lease_id, bulkhead, permits, fencing_token, fencing_floor, ttl, renew_interval }) =
+            response.lease
+        else {
+            return Err(self.keeper.config.wrong_server("Acquire"));
+        };
+        let ttl = span(ttl);
+        let waited = span(response.waited);
+        let renew_interval = renew_interval.map_or(ttl / 3, |interval| span(Some(interval)));
+        let renew_interval = options.unrenewed.is_none().then(|| renew_interval.max(OFTENEST));
+        let deadline = deadline::granted(sent, answered, waited, ttl);
+        let granted = Granted { lease_id, permits, fencing_token, fencing_floor, ttl, renew_interval, deadline };
+        let lease = Arc::new(Lease::new(granted));
+        let checked = match options.unrenewed {
+            Some(work) => check_unrenewed(ttl, work),
+            None => Ok(()),
+        };
+        if checked.is_err() || answered >= deadline {
+            self.keeper.release(&lease, Report::default(), false);
+            checked?;
+            return Err(Error::Lost { bulkhead, loss: Loss::Unrenewed });
+        }
+        self.keeper.hold(lease.clone());
+        let bulkhead = if *bulkhead == *self.name { self.name.clone() } else { bulkhead.into() };
+        self.running.fetch_add(1, Ordering::Relaxed);
+        Ok(Permit::remote(self.clone(), lease, bulkhead))
+    }
+
+    /// No answer came: work goes on as was decided, or the error is passed on.
+    async fn fall_back(&self, options: &Options, asked: Result<Permit, Error>) -> Result<Permit, Error> {
+        let config = &self.keeper.config;
+        match config.fallback.begin(now(), &config.counters) {
+            Fallback::Closed => asked,
+            Fallback::Open => Ok(Permit::open(self.name.clone())),
+            Fallback::Local(limit) => {
+                let local = self.local.get_or_init(|| LocalBulkhead::new(self.name.clone(), limit));
+                options.acquire(local.as_ref().map_err(Clone::clone)?.engine()).await
+            }
+        }
+    }
+
+    pub(crate) async fn report(&self, partition: Option<&str>, wait: Duration) -> Result<Duration, Error> {
+        let config = &self.keeper.config;
+        let line = self.keeper.line();
+        let _call = line.call();
+        let Ok(session) = tokio::time::timeout(config.grace, line.up()).await else {
+            return Err(line.problem().unwrap_or_else(|| config.silent()));
+        };
+        let mut request = config.request(v1::ReportRetryAfterRequest {
+            partition: partition.unwrap_or(&self.name).into(),
+            retry_after: wait.try_into().ok(),
+            detail: String::new(),
+        });
+        request.set_timeout(crate::line::PROMPT);
+        let mut stub = session.stub;
+        match stub.report_retry_after(request).await {
+            Ok(response) => Ok(span(response.into_inner().remaining)),
+            Err(status) if status.code() == Code::Unimplemented => Err(config.wrong_server("ReportRetryAfter")),
+            Err(status) => Err(refusal(&status).map_or_else(|| config.unreachable(&status), Refusal::into)),
+        }
+    }
+}
+
+/// A lease that nobody renews must outlive its work.
+fn check_unrenewed(ttl: Duration, work: Duration) -> Result<(), Error> {
+    let least = deadline::least_unrenewed(work, ttl);
+    if ttl > least { Ok(()) } else { Err(Error::LeaseTooShort { ttl, least, work }) }
+}
+
+fn span(field: Option<prost_types::Duration>) -> Duration {
+    field.and_then(|span| span.try_into().ok()).unwrap_or_default()
+}
+
+/// What comes within that time. Zero still takes what is there already.
+async fn wait<F: Future>(longest: Duration, future: F) -> Option<F::Output> {
+    tokio::time::timeout(longest, future).await.ok()
+}

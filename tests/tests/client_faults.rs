@@ -1,0 +1,347 @@
+//! The Rust client against a server that is killed, stopped, black-holed and restarted: what its holders are told and
+//! when, how it comes back, and what work does meanwhile.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tidegate_client::{Bulkhead, Client, Error, Fallback, LeaseState, Loss, Permit};
+use tidegate_tests::{Faults, Instant, PATIENCE, Proxy, Server, Way, drain_and_refill, exercised, seconds, size, v1};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+const SECOND: Duration = Duration::from_secs(1);
+/// By when a client is back after a fault has ended.
+const BACK: Duration = Duration::from_secs(30);
+
+const SHORT: &str = "[[bulkhead]]\nname='db'\nlimit=1\nlease_ttl='2s'\nmax_wait='60s'\n";
+
+async fn connect(address: SocketAddr) -> Client {
+    Client::connect(format!("http://{address}")).await.expect("the server serves")
+}
+
+/// The same server, started again where it was.
+fn again(address: SocketAddr, rest: &str) -> Server {
+    let named = format!("[server]\nlisten='{address}'\n{rest}");
+    Server::start(&named)
+}
+
+/// Acquires until it works.
+async fn is_back(db: &Bulkhead) -> Permit {
+    let start = Instant::now();
+    loop {
+        match db.acquire().await {
+            Ok(permit) => return permit,
+            Err(error) => assert!(start.elapsed() < BACK, "still away after {BACK:?}: {error}"),
+        }
+    }
+}
+
+/// Who comes first: the client that learns of its loss, or the one to whom the server gives the permit next.
+async fn loss_comes_first(server: &Server, permit: Permit) -> Loss {
+    let next = server.client().await.start(v1::AcquireRequest {
+        bulkhead: "db".into(),
+        max_wait: seconds(60),
+        ..v1::AcquireRequest::default()
+    });
+    let granted = async {
+        next.await.unwrap().expect("the permit comes free");
+        Instant::now()
+    };
+    let told = async {
+        let loss = permit.lost().await;
+        assert_eq!(permit.state(), LeaseState::Lost);
+        (loss, Instant::now())
+    };
+    let (granted, (loss, told)) = tokio::join!(granted, told);
+    assert!(told <= granted, "told {:?} after the permit was another's", told.saturating_duration_since(granted));
+    loss
+}
+
+#[tokio::test]
+async fn a_black_hole_is_told_before_the_permit_is_anothers_and_the_client_comes_back() {
+    for round in 0..size(2, 4, 100) {
+        let server = Server::start(SHORT);
+        let proxy = Proxy::start(server.admission_address()).await;
+        let db = connect(proxy.address()).await.bulkhead("db");
+        let permit = db.acquire().await.unwrap();
+        // Once everything falls silent, once only the answers are lost: then the connection is of no use afterwards.
+        proxy.set(if round % 2 == 0 { Faults::BLACK_HOLE } else { Faults::DROP_REPLIES });
+        let loss = loss_comes_first(&server, permit).await;
+        // With lost answers the server renews what the client no longer trusts.
+        assert_eq!(loss, Loss::Unrenewed);
+        proxy.set(Faults::NONE);
+        server.until("db", |now| now.running == 1).await;
+        let admin = server.admin().await.leases("db").await;
+        assert_eq!(admin.len(), 1);
+        server.until("db", |now| now.running == 0).await;
+        drop(is_back(&db).await);
+    }
+}
+
+#[tokio::test]
+async fn a_lease_is_in_doubt_while_renewals_fail_and_held_again_when_they_succeed() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nlease_ttl='30s'\n");
+    let proxy = Proxy::start(server.admission_address()).await;
+    let db = connect(proxy.address()).await.bulkhead("db");
+    let permit = db.with_lease_ttl(30 * SECOND).acquire().await.unwrap();
+    let first_deadline = permit.deadline().unwrap();
+    // Renewals begin after a third of the ttl; then the line goes.
+    let state = async |wanted: LeaseState| {
+        let start = Instant::now();
+        while permit.state() != wanted {
+            assert!(start.elapsed() < PATIENCE, "still {:?}", permit.state());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let renewed = async {
+        let start = Instant::now();
+        while permit.deadline().unwrap() == first_deadline {
+            assert!(start.elapsed() < PATIENCE, "never renewed");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    renewed.await;
+    proxy.set(Faults::BLACK_HOLE);
+    state(LeaseState::InDoubt).await;
+    proxy.set(Faults::NONE);
+    state(LeaseState::Held).await;
+    assert_eq!(server.status("db").await.expired, 0);
+    permit.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_killed_server_is_told_and_the_client_comes_back_to_the_next_one() {
+    let server = Server::start(SHORT);
+    let address = server.admission_address();
+    let db = connect(address).await.bulkhead("db");
+    let permit = db.acquire().await.unwrap();
+    let granted = Instant::now();
+    drop(server);
+    permit.lost().await;
+    assert!(granted.elapsed() < 2 * SECOND, "before a server that remembered it could give it away");
+    let server = again(address, SHORT);
+    drop(permit);
+    drop(is_back(&db).await);
+    server.until("db", |now| now.running == 0).await;
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn a_stopped_server_never_has_two_holders_that_trust_their_lease() {
+    for round in 0..size(2, 6, 100u32) {
+        let server = Server::start(SHORT);
+        let db = connect(server.admission_address()).await.bulkhead("db");
+        let permit = db.acquire().await.unwrap();
+        server.stop();
+        // Shorter than the lease, as long, longer.
+        let stop = SECOND * (1 + 2 * (round % 3)) / 2 + SECOND / 4;
+        let lost = tokio::time::timeout(stop, permit.lost()).await;
+        server.cont();
+        if lost.is_err() && permit.state() != LeaseState::Lost {
+            // The server forgives its own stop, and has the lease in the count for as long as it is trusted.
+            let next = server.client().await.start(tidegate_tests::ask("db"));
+            let status = server.until("db", |now| now.queued == 1 || now.granted > 1).await;
+            assert!(status.granted == 1 || permit.state() == LeaseState::Lost, "two that trust their lease");
+            drop(permit);
+            next.await.unwrap().unwrap();
+            continue;
+        }
+        drop(permit);
+        drop(is_back(&db).await);
+    }
+}
+
+#[tokio::test]
+async fn an_acquire_is_tried_again_while_the_server_is_away_for_a_moment() {
+    let server = Server::start(SHORT);
+    let address = server.admission_address();
+    let client = Client::builder(format!("http://{address}")).grace(BACK).connect().await.unwrap();
+    let db = client.bulkhead("db");
+    drop(server);
+    let waiting = tokio::spawn(async move { db.acquire().await.map(drop) });
+    let server = again(address, SHORT);
+    waiting.await.unwrap().expect("the second server answers within the grace");
+    server.until("db", |now| now.running == 0 && now.granted == 1).await;
+}
+
+#[tokio::test]
+async fn a_lost_answer_gets_the_same_lease_again() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=2\nlease_ttl='60s'\nmax_lease_ttl='60s'\n");
+    let proxy = Proxy::start(server.admission_address()).await;
+    let client = Client::builder(format!("http://{}", proxy.address())).grace(BACK).connect().await.unwrap();
+    let db = client.bulkhead("db");
+    let mut replays = 0;
+    for _ in 0..size(5, 20, 500) {
+        proxy.set(Faults { to_client: Way::Lost, ..Faults::NONE });
+        let asking = tokio::spawn({
+            let db = db.clone();
+            async move { db.acquire().await }
+        });
+        let granted = server.status("db").await.granted;
+        server.until("db", |now| now.granted > granted || now.running == 1).await;
+        proxy.set(Faults::NONE);
+        proxy.reset();
+        let permit = asking.await.unwrap().unwrap();
+        assert_eq!(server.status("db").await.running, 1, "never a second lease");
+        replays += 1;
+        permit.release().await.unwrap();
+    }
+    exercised("lost answers", replays, 5);
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn closed_passes_the_error_on_and_says_what_is_wrong() {
+    let server = Server::start(SHORT);
+    let client = connect(server.admission_address()).await;
+    let db = client.bulkhead("db");
+    drop(server);
+    let start = Instant::now();
+    let error = db.acquire().await.unwrap_err();
+    assert_eq!(error.reason(), "UNREACHABLE");
+    assert!(error.to_string().contains("refused"), "{error}");
+    assert!(start.elapsed() < 3 * SECOND, "a second of grace, not more: {:?}", start.elapsed());
+    assert_eq!((client.counts().fallbacks, client.is_falling_back()), (0, false));
+}
+
+#[tokio::test]
+async fn a_local_fallback_is_bounded_counted_and_ends_with_the_servers_answer() {
+    let server = Server::start(SHORT);
+    let address = server.admission_address();
+    let builder = Client::builder(format!("http://{address}")).fallback(Fallback::Local(2), Duration::from_mins(1));
+    let client = builder.grace(SECOND / 4).connect().await.unwrap();
+    let db = client.bulkhead("db");
+    drop(server);
+    let permits = [db.acquire().await.unwrap(), db.acquire().await.unwrap()];
+    // Another handle of the same bulkhead counts together with the first.
+    let third = client.bulkhead("db").with_max_wait(Duration::ZERO).acquire().await.unwrap_err();
+    assert_eq!(third.reason(), "CONCURRENCY_CAPACITY_EXHAUSTED");
+    assert!(client.is_falling_back());
+    assert_eq!((client.counts().fallbacks, client.counts().fallback_grants), (1, 3));
+    drop(permits);
+    let server = again(address, SHORT);
+    let start = Instant::now();
+    while client.is_falling_back() {
+        assert!(start.elapsed() < BACK);
+        drop(db.acquire().await.unwrap());
+    }
+    server.until("db", |now| now.granted > 0 && now.running == 0).await;
+}
+
+#[tokio::test]
+async fn an_open_fallback_ends_in_time() {
+    let server = Server::start(SHORT);
+    let builder = Client::builder(format!("http://{}", server.admission_address())).grace(SECOND / 4);
+    let client = builder.fallback(Fallback::Open, SECOND).connect().await.unwrap();
+    let db = client.bulkhead("db");
+    drop(server);
+    let start = Instant::now();
+    let permits = [db.acquire().await.unwrap(), db.acquire().await.unwrap()];
+    assert_eq!(permits.map(|permit| permit.fencing_token()), [0, 0]);
+    while let Ok(permit) = db.acquire().await {
+        drop(permit);
+        assert!(start.elapsed() < BACK, "never silently for ever");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert!(start.elapsed() >= SECOND);
+}
+
+#[tokio::test]
+async fn a_refusal_is_an_answer_and_starts_no_fallback() {
+    let server = Server::start(SHORT);
+    let builder = Client::builder(format!("http://{}", server.admission_address()));
+    let client = builder.fallback(Fallback::Open, Duration::from_mins(1)).connect().await.unwrap();
+    let db = client.bulkhead("db").with_max_wait(Duration::ZERO);
+    let _permit = db.acquire().await.unwrap();
+    assert!(matches!(db.acquire().await, Err(Error::Refused(_))));
+    assert_eq!(client.counts().fallbacks, 0);
+}
+
+#[tokio::test]
+async fn an_impatient_caller_starts_no_fallback() {
+    let server = Server::start(SHORT);
+    let proxy = Proxy::start(server.admission_address()).await;
+    let builder = Client::builder(format!("http://{}", proxy.address())).grace(BACK);
+    let client = builder.fallback(Fallback::Open, Duration::from_mins(1)).connect().await.unwrap();
+    proxy.set(Faults { delay: SECOND / 2, ..Faults::NONE });
+    let db = client.bulkhead("db").with_timeout(SECOND / 10);
+    assert_eq!(db.acquire().await.unwrap_err().reason(), "UNREACHABLE");
+    assert_eq!(client.counts().fallbacks, 0);
+    proxy.set(Faults::NONE);
+    client.flush().await;
+    server.until("db", |now| now.running == 0 && now.queued == 0).await;
+}
+
+/// Carries connections to a server, counts the open ones, and ends all at once when told.
+struct Doors {
+    address: SocketAddr,
+    most: Arc<AtomicUsize>,
+    made: Arc<AtomicUsize>,
+    cut: watch::Sender<()>,
+}
+
+impl Doors {
+    async fn start(upstream: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (cut, cuts) = watch::channel(());
+        let [open, most, made] = std::array::from_fn(|_| Arc::new(AtomicUsize::new(0)));
+        let doors = Self { address, most: most.clone(), made: made.clone(), cut };
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let (open, mut cuts) = (open.clone(), cuts.clone());
+                cuts.mark_unchanged();
+                made.fetch_add(1, Ordering::SeqCst);
+                most.fetch_max(open.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(upstream).await.unwrap();
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                        _ = cuts.changed() => {}
+                    }
+                    // Counted out before the client can see the end.
+                    open.fetch_sub(1, Ordering::SeqCst);
+                });
+            }
+        });
+        doors
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_forced_reconnects_leave_at_most_two_connections_open() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=2\nmax_queued=1000\nmax_wait='60s'\nlease_ttl='60s'\n");
+    let doors = Doors::start(server.admission_address()).await;
+    let client = Client::builder(format!("http://{}", doors.address)).grace(BACK).connect().await.unwrap();
+    let db = client.bulkhead("db");
+    let mut permits = vec![db.acquire().await.unwrap(), db.acquire().await.unwrap()];
+    let waiters: Vec<_> = (0..250)
+        .map(|_| {
+            let db = db.clone();
+            tokio::spawn(async move { db.with_max_wait(PATIENCE * 100).acquire().await.map(drop) })
+        })
+        .collect();
+    let rounds = size(20, 100, 1_000);
+    for round in 0..rounds {
+        // Both lines are up again, and in use.
+        let start = Instant::now();
+        while doors.made.load(Ordering::SeqCst) < 2 * (round + 1) {
+            assert!(start.elapsed() < BACK, "{} were made", doors.made.load(Ordering::SeqCst));
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        doors.cut.send_replace(());
+    }
+    exercised("connections made", doors.made.load(Ordering::SeqCst), rounds * 2);
+    assert_eq!(doors.most.load(Ordering::SeqCst), 2);
+    permits.clear();
+    for waiter in waiters {
+        waiter.abort();
+    }
+    client.flush().await;
+    server.until("db", |now| now.running == 0 && now.queued == 0).await;
+    drain_and_refill(&server, "db").await;
+}
