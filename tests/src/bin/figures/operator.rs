@@ -1,4 +1,4 @@
-//! What a SetLimit costs the server among 10,000 waiters, compared with one where nobody waits.
+//! What a `SetLimit` costs the server among 10,000 waiters, compared with one where nobody waits.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ pub(crate) async fn measure(runs: usize) {
         for call in 0..CALLS {
             admin.set_limit(name, 400 + call % 2 * 100).await;
         }
-        micros(server.cpu_time() - before) / f64::from(CALLS)
+        micros(server.cpu_time().saturating_sub(before)) / f64::from(CALLS)
     };
     cost("idle").await;
     let (mut crowded, mut ratio) = (Vec::new(), Vec::new());
