@@ -230,7 +230,7 @@ impl Thread {
         loop {
             let due = self.renewals.next().into_iter().chain(self.look).min();
             let silent = self.renewals.unanswered_since().map(|since| since + PROMPT);
-            if self.stream.is_none() && self.opening.is_none() && self.renewals.len() > 0 {
+            if self.stream.is_none() && self.opening.is_none() && !self.renewals.is_empty() {
                 self.opening = Some(Box::pin(open(self.config.clone(), self.line.clone(), self.open_at)));
             }
             // Renewals first: a flood of Releases must not starve them.

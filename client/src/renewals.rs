@@ -19,9 +19,8 @@ const ALONG: Duration = Duration::from_millis(50);
 /// All leases of a client, and the renewals that were not answered yet.
 #[derive(Debug, Default)]
 pub(crate) struct Renewals {
-    calendar: BTreeMap<(Instant, u64), Arc<Lease>>,
-    /// Makes keys of equal instants differ.
-    entries: u64,
+    /// Leases that were looked at together stay together, so there are few instants however many leases there are.
+    calendar: BTreeMap<Instant, Vec<Arc<Lease>>>,
     sent: VecDeque<Batch>,
     last_seq: u64,
     /// Nothing is sent before, so that many leases make few requests.
@@ -44,14 +43,13 @@ impl Renewals {
     fn enter(&mut self, now: Instant, lease: Arc<Lease>) {
         let deadline = lease.deadline();
         let at = lease.granted().renew_interval.map_or(deadline, |interval| deadline.min(now + interval));
-        self.entries += 1;
-        self.calendar.insert((at, self.entries), lease);
+        self.calendar.entry(at).or_default().push(lease);
     }
 
     /// When [`take_due`](Self::take_due) is needed next.
     pub(crate) fn next(&self) -> Option<Instant> {
-        let (at, _) = self.calendar.first_key_value()?.0;
-        Some((*at).max(self.rested.unwrap_or(*at)))
+        let (&at, _) = self.calendar.first_key_value()?;
+        Some(self.rested.map_or(at, |rested| at.max(rested)))
     }
 
     /// Looks at what is due: what is past its deadline is lost, the rest goes into requests, which the caller sends at
@@ -59,10 +57,8 @@ impl Renewals {
     pub(crate) fn take_due(&mut self, now: Instant, connected: bool) -> Vec<v1::RenewLeasesRequest> {
         self.rested = Some(now + ALONG);
         let (mut due, mut unrenewed) = (Vec::new(), Vec::new());
-        while let Some(entry) = self.calendar.first_entry()
-            && entry.key().0 <= now + ALONG
-        {
-            let lease = entry.remove();
+        let later = self.calendar.split_off(&(now + ALONG + Duration::from_nanos(1)));
+        for lease in std::mem::replace(&mut self.calendar, later).into_values().flatten() {
             if lease.is_released() {
                 continue;
             }
@@ -110,7 +106,8 @@ impl Renewals {
             }
             None => {
                 for renewal in &answer.renewals {
-                    let told = self.calendar.values().find(|lease| lease.granted().lease_id == renewal.lease_id);
+                    let told =
+                        self.calendar.values().flatten().find(|lease| lease.granted().lease_id == renewal.lease_id);
                     if let Some(lease) = told
                         && renewal.state() != v1::RenewalState::Renewed
                     {
@@ -135,19 +132,20 @@ impl Renewals {
 
     /// Requests can be sent again: what is in doubt is due now.
     pub(crate) fn resume(&mut self, now: Instant) {
-        let doubted: Vec<_> =
-            self.calendar.iter().filter(|(_, lease)| lease.is_in_doubt()).map(|(key, _)| *key).collect();
-        for key in doubted {
-            if let Some(lease) = self.calendar.remove(&key) {
-                self.calendar.insert((now.min(key.0), key.1), lease);
-            }
+        let mut due = Vec::new();
+        for leases in self.calendar.values_mut() {
+            due.extend(leases.extract_if(.., |lease| lease.is_in_doubt()));
+        }
+        self.calendar.retain(|_, leases| !leases.is_empty());
+        if !due.is_empty() {
+            self.calendar.entry(now).or_default().append(&mut due);
         }
         self.rested = None;
     }
 
-    /// How many leases are looked after, released ones that were not noticed yet among them.
-    pub(crate) fn len(&self) -> usize {
-        self.calendar.len()
+    /// Whether no lease is looked after.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.calendar.is_empty()
     }
 }
 
@@ -272,7 +270,7 @@ mod tests {
         let states = [&expired, &revoked].map(|lease| lease.state(at(start, 3)));
         assert_eq!(states, [LeaseState::Lost; 2]);
         renewals.take_due(at(start, 6), true);
-        assert_eq!((renewals.len(), renewals.next()), (0, None));
+        assert!(renewals.is_empty() && renewals.next().is_none());
     }
 
     #[test]
