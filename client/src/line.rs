@@ -28,6 +28,7 @@ use tonic::transport::{Channel, Endpoint};
 use crate::backoff::{Backoff, Jitter};
 use crate::client::Config;
 use crate::error::Error;
+use crate::keeper::now;
 use crate::refusal::refusal;
 
 /// The most waits on one connection: the server's default of 256 streams, less a reserve for renewals and releases.
@@ -67,6 +68,8 @@ pub(crate) enum State {
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     pub(crate) stub: Stub,
+    /// When it was known to answer.
+    pub(crate) answered: Instant,
     /// Ends the connection.
     cut: CancellationToken,
 }
@@ -270,7 +273,7 @@ impl Opened {
         let late = || config.no_answer(&io::Error::new(io::ErrorKind::TimedOut, format!("silent for {PROMPT:?}")));
         let stub = timeout(PROMPT, opening).await.map_err(|_| late())??;
         failed.disarm();
-        Ok(Self { session: Session { stub, cut }, closed, retired })
+        Ok(Self { session: Session { stub, answered: now(), cut }, closed, retired })
     }
 }
 

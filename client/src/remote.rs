@@ -139,6 +139,8 @@ impl Remote {
             let problem = match wait(patience, place.0.up()).await {
                 None => place.0.problem().unwrap_or_else(|| config.silent()),
                 Some(session) => {
+                    // A new connection has answered, however soon it breaks again.
+                    silent_since = silent_since.max(session.answered);
                     asking.request_id.get_or_insert_with(|| request_id.clone());
                     let sent = now();
                     let request = self.request(options, &request_id, start, sent);

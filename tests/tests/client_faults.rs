@@ -312,6 +312,29 @@ impl Doors {
     }
 }
 
+#[tokio::test]
+async fn a_wait_outlasts_more_broken_connections_than_the_grace_is_long() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_wait='5m'\nlease_ttl='60s'\n");
+    let doors = Doors::start(server.admission_address()).await;
+    let client = Client::builder(format!("http://{}", doors.address)).grace(2 * SECOND).connect().await.unwrap();
+    let db = client.bulkhead("db");
+    let permit = db.acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { db.acquire().await });
+    let (start, mut made) = (Instant::now(), 1);
+    while start.elapsed() < 5 * SECOND {
+        server.until("db", |now| now.queued == 1).await;
+        doors.cut.send_replace(());
+        made += 1;
+        while doors.made.load(Ordering::SeqCst) < made {
+            assert!(start.elapsed() < BACK, "{made} were made");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    exercised("broken connections", made, 5);
+    drop(permit);
+    drop(waiting.await.unwrap().expect("each connection had answered"));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_forced_reconnects_leave_at_most_two_connections_open() {
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=2\nmax_queued=1000\nmax_wait='60s'\nlease_ttl='60s'\n");
