@@ -14,7 +14,7 @@
 //! while it lives, its lease is renewed, off the application's own threads. [`LocalBulkhead`] is the same without a server.
 //!
 //! Beyond that: [`Retry`] with a budget, [`Groups`] of work, the same work once ([`SingleFlight`]), work that ends with what
-//! it belongs to ([`Scope`]), [tower layers](layer), and a [fake server](testing). The [guide](guide) tells how to choose the
+//! it belongs to ([`Scope`]), [tower layers](layer), and a [fake server](testing). The [guide] tells how to choose the
 //! numbers and what to do when a lease is lost.
 //!
 //! # Time and randomness
