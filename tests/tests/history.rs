@@ -55,7 +55,7 @@ async fn run(load: Load) -> Totals {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p1_p7_p8_p18_hundreds_of_clients_see_only_what_is_promised() {
-    let span = Duration::from_secs(size(5, 60, 20));
+    let span = Duration::from_secs(size(5, 60, 60));
     let seeds: Vec<u64> = if let Ok(seed) = std::env::var("TIDEGATE_SEED") {
         vec![seed.parse().expect("TIDEGATE_SEED is a number")]
     } else {
