@@ -66,7 +66,7 @@ impl Server {
     pub fn start_with_files(config: &str, files: u32) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" serve --config \"$@\"")]).arg(binary::path());
-        command.env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
+        command.env_remove("RUST_LOG").env_remove("TIDEGATE_SERVER").stdin(Stdio::null()).stdout(Stdio::null());
         let (child, file) = spawn(command, config);
         Self::serving(child, Some(file))
     }
@@ -330,7 +330,12 @@ pub async fn run(arguments: &[&str], variables: &[(&str, &str)]) -> Said {
 /// The server's binary, to be started quietly.
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(binary::path());
-    command.args(arguments).env_remove("RUST_LOG").stdin(Stdio::null()).stdout(Stdio::null());
+    command
+        .args(arguments)
+        .env_remove("RUST_LOG")
+        .env_remove("TIDEGATE_SERVER")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
     command
 }
 
