@@ -119,14 +119,17 @@ async fn fill(clients: &[Client]) -> Vec<String> {
     lease_ids
 }
 
-/// All of them, 1,000 in each request.
+/// All of them, 1,000 in each request, one after the other on each connection: of such requests a connection may have
+/// only some under way.
 async fn renew(clients: &[Client], lease_ids: &[String]) {
     let mut tasks = JoinSet::new();
-    for (batch, client) in lease_ids.chunks(1_000).zip(clients.iter().cycle()) {
-        let (client, batch) = (client.clone(), batch.to_vec());
+    for (client, share) in clients.iter().zip(lease_ids.chunks(lease_ids.len().div_ceil(clients.len()).max(1))) {
+        let (client, share) = (client.clone(), share.to_vec());
         tasks.spawn(async move {
-            let states = renewal_states(&client.renew(batch.iter().map(String::as_str)).await);
-            assert_eq!(states.get(&RenewalState::Renewed), Some(&batch.len()), "{states:?}");
+            for batch in share.chunks(1_000) {
+                let states = renewal_states(&client.renew(batch.iter().map(String::as_str)).await);
+                assert_eq!(states.get(&RenewalState::Renewed), Some(&batch.len()), "{states:?}");
+            }
         });
     }
     while let Some(renewed) = tasks.join_next().await {
