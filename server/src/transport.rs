@@ -13,6 +13,7 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,20 +25,18 @@ use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 pub(crate) use connection::Connection;
 
 use crate::pressure::{Pressure, Rung};
+use crate::quiet::Quiet;
 use crate::settings::TransportSettings;
 use crate::waits::Waits;
 
 /// After an error that a next try would meet again, such as no file descriptor left.
 const PAUSE: Duration = Duration::from_millis(50);
-/// What clients cause is logged once in so long.
-const QUIET: Duration = Duration::from_secs(10);
 /// For networks that forget silent connections.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 
@@ -60,7 +59,7 @@ pub(crate) async fn serve<A, F, R, B>(
     answer: A,
     stopping: CancellationToken,
 ) where
-    A: Fn(&Connection, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
+    A: Fn(&Arc<Connection>, Request<Incoming>) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Result<Response<B>, Infallible>> + Send + 'static,
     B: Body<Data = Bytes, Error = R> + Send + 'static,
     R: Into<Box<dyn Error + Send + Sync>> + Send + Sync,
@@ -68,7 +67,7 @@ pub(crate) async fn serve<A, F, R, B>(
     let most = most_connections(whom, settings.max_connections, open_files());
     let crowd = Arc::new(Crowd::new(most, settings.max_connections_per_address));
     let settings = Arc::new(settings);
-    let (mut refusals, mut errors) = (Quiet::default(), Quiet::default());
+    let (refusals, errors) = (Quiet::default(), Quiet::default());
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -79,8 +78,8 @@ pub(crate) async fn serve<A, F, R, B>(
         let (socket, address) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                if let Some(times) = errors.tell() {
-                    warn!(%error, times, "cannot accept a connection");
+                if let Some(held_back) = errors.pass() {
+                    warn!(%error, held_back, "cannot accept a connection");
                 }
                 if !is_of_one_connection(&error) {
                     tokio::time::sleep(PAUSE).await;
@@ -93,15 +92,16 @@ pub(crate) async fn serve<A, F, R, B>(
         let place = match entry {
             Ok(place) => place,
             Err(cap) => {
-                if let Some(times) = refusals.tell() {
-                    warn!(cap, %address, times, "connection refused");
+                if let Some(held_back) = refusals.pass() {
+                    warn!(cap, %address, held_back, "connection refused");
                 }
                 continue;
             }
         };
         tune(&socket);
         let waits = Waits::of(settings.max_streams_per_connection, pressure.clone());
-        let connection = Connection { address, waits, held: Arc::default(), closing: CancellationToken::new() };
+        let (held, closing) = (AtomicUsize::new(0), CancellationToken::new());
+        let connection = Arc::new(Connection { address, waits, held, closing });
         let (settings, answer, stopping) = (settings.clone(), answer.clone(), stopping.clone());
         connections.spawn(async move {
             connection::serve(socket, connection, &settings, answer, stopping).await;
@@ -207,26 +207,6 @@ fn host(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Says now and then what happens often.
-#[derive(Debug, Default)]
-struct Quiet {
-    told: Option<Instant>,
-    times: u64,
-}
-
-impl Quiet {
-    /// How often it happened since it was told; `None`: it was told a moment ago.
-    fn tell(&mut self) -> Option<u64> {
-        self.times += 1;
-        let now = Instant::now();
-        if self.told.is_some_and(|told| now - told < QUIET) {
-            return None;
-        }
-        self.told = Some(now);
-        Some(std::mem::take(&mut self.times))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,13 +242,5 @@ mod tests {
         assert_eq!(most_connections(For::Operators, 10_000, 256), 32);
         assert_eq!(most_connections(For::Applications, 10_000, 1 << 20), 10_000);
         assert_eq!(most_connections(For::Operators, 10_000, 0), 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_happens_often_is_told_now_and_then() {
-        let mut quiet = Quiet::default();
-        assert_eq!([quiet.tell(), quiet.tell(), quiet.tell()], [Some(1), None, None]);
-        tokio::time::sleep(QUIET).await;
-        assert_eq!(quiet.tell(), Some(3));
     }
 }

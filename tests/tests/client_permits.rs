@@ -79,6 +79,7 @@ async fn a_permit_comes_back_from_a_panic_an_abort_and_a_losing_select() {
         panic!("on purpose");
     });
     assert!(panicking.await.unwrap_err().is_panic());
+    server.until("db", |now| now.running == 0).await;
     let held = db.clone();
     let aborted = tokio::spawn(async move { held.run(std::future::pending::<()>()).await });
     server.until("db", |now| now.running == 1).await;

@@ -65,6 +65,22 @@ async fn r14_no_more_connections_from_one_address_than_its_cap() {
 }
 
 #[tokio::test]
+async fn p22_the_largest_renewals_all_at_once_on_one_connection_are_answered() {
+    let server = Server::start(DB);
+    let client = server.client().await;
+    let lease = client.take("db").await;
+    let calls: tokio::task::JoinSet<_> = (0..30)
+        .map(|_| {
+            let (client, lease_id) = (client.clone(), lease.lease_id.clone());
+            async move { client.renew(vec![&*lease_id; 1000]).await.len() }
+        })
+        .collect();
+    assert_eq!(calls.join_all().await, [1000; 30]);
+    client.release(&lease.lease_id).await;
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
 async fn p23_a_waiting_acquire_outlives_the_age_of_its_connection_and_a_renewal_stream_ends_with_it() {
     let server = Server::start(&format!("[server]\nmax_connection_age='1s'\n{DB}"));
     let holder = server.client().await;

@@ -1,5 +1,6 @@
 //! From wire to domain and back. A bad field becomes an `Invalid` that names it and what would be right.
 
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tidegate_core::{Acquire, Holder, Instant, Invalid, OnCooldown, Priority, Release, Renewal};
@@ -21,8 +22,8 @@ const MOST_RENEWED: usize = 1000;
 
 /// A request that was received at `received`, its fields checked.
 pub(crate) fn ask(received: Instant, request: Request<v1::AcquireRequest>) -> Result<Ask, Invalid> {
-    let address = request.remote_addr();
-    let waits = request.extensions().get::<Connection>().map(|on| on.waits.clone()).unwrap_or_default();
+    let on = request.extensions().get::<Arc<Connection>>();
+    let (address, waits) = (on.map(|on| on.address), on.map(|on| on.waits.clone()).unwrap_or_default());
     let timeout = timeout(&request)?;
     let message = request.into_inner();
     let bulkhead = bulkhead_name(message.bulkhead)?;

@@ -8,7 +8,6 @@ mod status;
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use hyper::body::Incoming;
@@ -19,13 +18,12 @@ use tokio_util::sync::CancellationToken;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::service::Routes;
-use tonic::transport::server::TcpConnectInfo;
 use tonic_health::server::HealthReporter;
 use tower::Service;
 
 pub use admin::AdminApi;
 pub use bulkhead::AdmissionApi;
-use held::Answered;
+use held::{Answering, Asked, Room};
 
 use crate::Life;
 use crate::admission::Admission;
@@ -39,9 +37,11 @@ const LARGEST_ADMIN_REQUEST: usize = 1 << 20;
 const LARGEST_RESPONSE: usize = 1 << 20;
 /// A page of 1,000 bulkheads with the longest texts; what stock clients accept.
 const LARGEST_ADMIN_RESPONSE: usize = 4 << 20;
-/// What the messages under way on one connection may hold: the largest one, and an Acquire on every stream.
-const MOST_HELD: usize = LARGEST_REQUEST + (128 << 10);
-const MOST_ADMIN_HELD: usize = 2 * LARGEST_ADMIN_REQUEST;
+/// What the messages under way may hold, on each connection for itself: the largest one, and an Acquire on every stream.
+const HELD: usize = LARGEST_REQUEST + (128 << 10);
+const ADMIN_HELD: usize = 2 * LARGEST_ADMIN_REQUEST;
+/// The same for all connections beyond that: some 200 renewals of 1,000 leases each.
+const HELD_TOGETHER: usize = 16 << 20;
 /// How the paths begin that are answered however short memory is: they free some, keep what was granted (both forms of
 /// Renew), or tell that we live.
 const SPARED: [&str; 3] =
@@ -72,9 +72,9 @@ pub(crate) async fn serve_admission(
     life: Life,
 ) {
     let service = admission_service(admission, life.stopping.clone());
-    let (reporter, routes) = routes(&service).await;
+    let (reporter, others) = others(&service).await;
     let pressure = Pressure::default();
-    let answer = answer(routes.add_service(service.clone()), pressure.clone(), MOST_HELD);
+    let answer = answer(service.clone(), others, pressure.clone(), Room::new(HELD, HELD_TOGETHER));
     let settings = config.transport.clone();
     let most = settings.max_memory;
     let serving =
@@ -88,16 +88,16 @@ pub(crate) async fn serve_admission(
 /// Serves operators until it shall stop, then until the last stream has ended. They are never refused for want of memory.
 pub(crate) async fn serve_admin(config: &ServerConfig, listener: TcpListener, admission: Arc<Admission>, life: Life) {
     let service = admin_service(admission, life.stopping.clone());
-    let (reporter, routes) = routes(&service).await;
+    let (reporter, others) = others(&service).await;
     let pressure = Pressure::default();
-    let answer = answer(routes.add_service(service.clone()), pressure.clone(), MOST_ADMIN_HELD);
+    let answer = answer(service.clone(), others, pressure.clone(), Room::new(ADMIN_HELD, HELD_TOGETHER));
     let settings = config.transport.clone();
     let serving = transport::serve(listener, For::Operators, settings, pressure, answer, life.stopping.clone());
     tokio::join!(serving, sign_off(reporter, &service, life));
 }
 
 /// Health and reflection, for that service.
-async fn routes<S: NamedService>(_: &S) -> (HealthReporter, Routes) {
+async fn others<S: NamedService>(_: &S) -> (HealthReporter, Routes) {
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_serving::<Named<S>>().await;
     let reflection = || {
@@ -113,37 +113,51 @@ async fn routes<S: NamedService>(_: &S) -> (HealthReporter, Routes) {
     (reporter, Routes::new(health).add_service(v1).add_service(v1alpha))
 }
 
-/// How calls are answered on a connection: by the service of that name, which can know where they came from. When memory
-/// is short, only by what helps.
-fn answer(
-    routes: Routes,
+/// How calls are answered on a connection: by our service, which finds the [`Connection`] among the extensions, or by the
+/// others. When memory is short, only by what helps.
+fn answer<S>(
+    service: S,
+    others: Routes,
     pressure: Pressure,
-    most_held: usize,
-) -> impl Fn(&Connection, http::Request<Incoming>) -> Answer + Clone + Send + Sync + 'static {
-    let routes = routes.prepare();
+    room: Room,
+) -> impl Fn(&Arc<Connection>, http::Request<Incoming>) -> Answering<Answer> + Clone + Send + Sync + 'static
+where
+    S: Service<http::Request<Asked<Incoming>>, Response = http::Response<Body>, Error = Infallible, Future = Answer>,
+    S: NamedService + Clone + Send + Sync + 'static,
+{
+    let others = others.prepare();
     move |connection, mut request| {
-        if pressure.refuses(Rung::Calls) && !SPARED.iter().any(|spared| request.uri().path().starts_with(spared)) {
-            let (_, answered) = held::bound(&connection.held, most_held, ());
-            return Box::pin(std::future::ready(Ok(status::short_of_memory().into_http().map(answered))));
-        }
-        let address = TcpConnectInfo { local_addr: None, remote_addr: Some(connection.address) };
-        request.extensions_mut().insert(address);
         request.extensions_mut().insert(connection.clone());
+        let path = request.uri().path();
+        let is_spared = || SPARED.iter().any(|spared| path.starts_with(spared));
+        let is_refused = pressure.refuses(Rung::Calls) && !is_spared();
+        let is_ours = path
+            .strip_prefix('/')
+            .and_then(|path| path.strip_prefix(S::NAME))
+            .is_some_and(|rest| rest.starts_with('/'));
         let (head, asked) = request.into_parts();
-        let (asked, answered) = held::bound(&connection.held, most_held, asked);
-        let call = routes.clone().call(http::Request::from_parts(head, asked));
-        Box::pin(async { Ok(call.await?.map(answered)) })
+        room.call(connection, asked, |asked| {
+            let request = http::Request::from_parts(head, asked);
+            if is_refused {
+                Box::pin(std::future::ready(Ok(status::short_of_memory().into_http())))
+            } else if is_ours {
+                // Not by way of the routes, which cost as much as the call itself.
+                service.clone().call(request)
+            } else {
+                Box::pin(others.clone().call(request))
+            }
+        })
     }
 }
 
-type Answer = Pin<Box<dyn Future<Output = Result<http::Response<Answered<Body>>, Infallible>> + Send>>;
+type Answer = tonic::codegen::BoxFuture<http::Response<Body>, Infallible>;
 
 /// When a stream of ours has to end: with the server, or with its connection. The caller opens another one.
 fn end_of_streams<T>(
     request: &tonic::Request<T>,
     stopping: CancellationToken,
 ) -> impl Future<Output = ()> + Send + use<T> {
-    let closing = request.extensions().get::<Connection>().map(|on| on.closing.clone()).unwrap_or_default();
+    let closing = request.extensions().get::<Arc<Connection>>().map(|on| on.closing.clone()).unwrap_or_default();
     async move {
         tokio::select! {
             () = stopping.cancelled() => {}
@@ -184,8 +198,8 @@ mod tests {
     async fn p21_short_of_memory_only_what_helps_is_answered() {
         let (pressure, stopping) = (Pressure::default(), CancellationToken::new());
         let service = admission_service(Arc::new(Admission::default()), stopping.clone());
-        let (_reporter, routes) = routes(&service).await;
-        let answer = answer(routes.add_service(service), pressure.clone(), MOST_HELD);
+        let (_reporter, others) = others(&service).await;
+        let answer = answer(service, others, pressure.clone(), Room::new(HELD, HELD_TOGETHER));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let settings = TransportSettings::default();

@@ -69,7 +69,7 @@ pub(crate) fn short_of_memory() -> Status {
     too_much_under_way()
 }
 
-/// A call that is refused while it is read, because its connection holds too much already.
+/// A call that is refused while it is read, because there is no room for its messages.
 pub(crate) fn too_much_under_way() -> Status {
     refuse(Instant::ORIGIN, &Refused::early(Reason::ServerCapReached, "", None))
 }

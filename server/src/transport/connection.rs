@@ -32,26 +32,39 @@ const SPREAD: f64 = 0.1;
 /// What one stream may have unsent.
 const SEND_BUFFER: usize = 64 << 10;
 
-/// What a call can know of the connection it came on. Clones are the same connection.
-#[derive(Clone, Debug)]
+/// What a call can know of the connection it came on.
+#[derive(Debug)]
 pub(crate) struct Connection {
     /// Of the client.
     pub(crate) address: SocketAddr,
     /// Its calls that wait.
     pub(crate) waits: Waits,
     /// Bytes that the messages under way on it hold.
-    pub(crate) held: Arc<AtomicUsize>,
+    pub(crate) held: AtomicUsize,
     /// Cancelled when no new calls are taken any more: streams without an end of their own end then.
     pub(crate) closing: CancellationToken,
+}
+
+#[cfg(test)]
+impl Connection {
+    /// A connection that carries so many calls.
+    pub(crate) fn of_test(streams: u32) -> Arc<Self> {
+        Arc::new(Self {
+            address: SocketAddr::from(([127, 0, 0, 1], 1)),
+            waits: Waits::of(streams, crate::pressure::Pressure::default()),
+            held: AtomicUsize::new(0),
+            closing: CancellationToken::new(),
+        })
+    }
 }
 
 /// Serves until the client goes, or until it is told to: at its age or when `stopping` is cancelled. Then no new calls
 /// are taken, and those that are under way end.
 pub(crate) async fn serve<T, F, R, B>(
     socket: T,
-    connection: Connection,
+    connection: Arc<Connection>,
     settings: &TransportSettings,
-    answer: impl Fn(&Connection, Request<Incoming>) -> F,
+    answer: impl Fn(&Arc<Connection>, Request<Incoming>) -> F,
     stopping: CancellationToken,
 ) where
     T: AsyncRead + AsyncWrite + Unpin + Send + 'static,

@@ -1,6 +1,7 @@
 //! Between the wire and what operators do and see.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::{Draft, Invalid, Mode, Priority, Reason, Settings};
@@ -11,6 +12,7 @@ use crate::admission::{AuditChange, AuditEvent, CooldownView, LeaseView, View, W
 use crate::caps::Cap;
 use crate::grpc::convert::{LONGEST_TEXT, duration, span, text, timestamp};
 use crate::name;
+use crate::transport::Connection;
 
 /// For how long a limit may be moved.
 const SHORTEST_REVERT: Duration = Duration::from_secs(1);
@@ -26,7 +28,7 @@ const PATHS: [&str; 9] =
 
 /// Who calls, as the audit shows it.
 pub(super) fn actor<T>(request: &Request<T>) -> String {
-    request.remote_addr().as_ref().map(SocketAddr::to_string).unwrap_or_default()
+    request.extensions().get::<Arc<Connection>>().map(|on| on.address.to_string()).unwrap_or_default()
 }
 
 /// Why an operator changes something.

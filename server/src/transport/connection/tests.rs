@@ -7,7 +7,6 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::*;
-use crate::pressure::Pressure;
 
 const AGE: Duration = Duration::from_mins(30);
 
@@ -22,16 +21,12 @@ struct Served {
 
 fn served(settings: TransportSettings) -> Served {
     let (socket, theirs) = tokio::io::duplex(1 << 16);
-    let (free, closing, stopping) = (Arc::new(Notify::new()), CancellationToken::new(), CancellationToken::new());
-    let connection = Connection {
-        address: "127.0.0.1:1".parse().unwrap(),
-        waits: Waits::of(settings.max_streams_per_connection, Pressure::default()),
-        held: Arc::default(),
-        closing: closing.clone(),
-    };
+    let (free, stopping) = (Arc::new(Notify::new()), CancellationToken::new());
+    let connection = Connection::of_test(settings.max_streams_per_connection);
+    let closing = connection.closing.clone();
     let (freed, stop) = (free.clone(), stopping.clone());
     let served = tokio::spawn(async move {
-        let answer = |_: &Connection, _| {
+        let answer = |_: &Arc<Connection>, _| {
             let free = freed.clone();
             async move {
                 free.notified().await;
@@ -195,15 +190,10 @@ async fn p23_an_answer_that_nobody_reads_is_made_64_kib_ahead_and_no_more() {
     let (mut socket, theirs) = tokio::io::duplex(1 << 10);
     let made = Arc::new(AtomicUsize::new(0));
     let settings = TransportSettings::default();
-    let connection = Connection {
-        address: "127.0.0.1:1".parse().unwrap(),
-        waits: Waits::of(1, Pressure::default()),
-        held: Arc::default(),
-        closing: CancellationToken::new(),
-    };
+    let connection = Connection::of_test(1);
     let counted = made.clone();
     tokio::spawn(async move {
-        let answer = |_: &Connection, _| std::future::ready(Ok(Response::new(Endless(counted.clone()))));
+        let answer = |_: &Arc<Connection>, _| std::future::ready(Ok(Response::new(Endless(counted.clone()))));
         serve(theirs, connection, &settings, answer, CancellationToken::new()).await;
     });
     // SETTINGS and a WINDOW_UPDATE that open both windows as wide as they go, and `GET / http`.
