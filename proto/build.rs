@@ -11,6 +11,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // `compile_fds` writes no descriptor file of its own; server reflection needs one.
     let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(out.join("tidegate_v1.bin"), set.encode_to_vec())?;
-    tonic_prost_build::configure().compile_fds(set)?;
+    tonic_prost_build::configure().codec_path("crate::SmallCodec").compile_fds(set)?;
     Ok(())
 }

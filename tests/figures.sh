@@ -76,3 +76,6 @@ export TIDEGATE_SERVER=$target/tidegate-server
 "$target/figures" cancels
 
 cargo bench --quiet -p tidegate-core --bench figures
+
+# What the Rust client costs its application.
+"$target/client-figures"

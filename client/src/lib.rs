@@ -41,6 +41,7 @@ mod line;
 mod local;
 mod permit;
 mod refusal;
+mod releases;
 mod remote;
 mod renewals;
 mod retry;

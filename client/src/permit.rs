@@ -9,8 +9,8 @@ use tokio::time::Instant as Now;
 
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::keeper::Released;
 use crate::lease::{Lease, LeaseState, Loss};
+use crate::releases::Released;
 use crate::remote::Remote;
 
 /// How the work under a permit ended. Limits that move by themselves learn from it.

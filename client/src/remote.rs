@@ -1,6 +1,7 @@
 //! A bulkhead of a server's: an Acquire over the wire, from the first try to a permit, a refusal or the fallback.
 
 use std::fmt;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -16,12 +17,13 @@ use crate::bulkhead::Options;
 use crate::deadline;
 use crate::error::Error;
 use crate::fallback::Fallback;
-use crate::keeper::{Keeper, Released, now};
+use crate::keeper::{Keeper, now};
 use crate::lease::{Granted, Lease, Loss};
 use crate::line::left;
 use crate::local::LocalBulkhead;
 use crate::permit::{Permit, Report};
 use crate::refusal::{Refusal, is_passing, refusal};
+use crate::releases::Released;
 
 /// Between two tries of one Acquire.
 const AGAIN: Backoff = Backoff::exponential(Duration::from_millis(20), Duration::from_millis(500), Jitter::Full);
@@ -96,7 +98,9 @@ impl Remote {
         let span = tracing::info_span!("tidegate.acquire", otel.kind = "client", bulkhead = &*self.name);
         let config = &self.keeper.config;
         let start = now();
-        let asked = self.ask(options).instrument(span).await;
+        // Pinned before it is wrapped: a future of kilobytes is not moved.
+        let asking = pin!(self.ask(options));
+        let asked = asking.instrument(span).await;
         match asked {
             // A caller's own impatience is no sign that the server is away.
             Err(Error::Unreachable { .. })
@@ -147,9 +151,10 @@ impl Remote {
                     // Whoever knows how long the wait is also knows when an answer is overdue.
                     let longest = options.max_wait.map(|max_wait| left(start, sent, max_wait) + LATE);
                     let mut stub = session.stub;
+                    let mut answer = pin!(stub.acquire(request));
                     let answer = match longest {
-                        Some(longest) => wait(longest, stub.acquire(request)).await,
-                        None => Some(stub.acquire(request).await),
+                        Some(longest) => wait(longest, answer.as_mut()).await,
+                        None => Some(answer.as_mut().await),
                     };
                     match answer {
                         Some(Ok(response)) => {

@@ -1,7 +1,11 @@
 //! The wire contract of Tidegate: generated messages, client stubs and server traits of `tidegate.v1`.
 //!
-//! Nothing is written by hand here; the contract itself, with the unit and bounds of every field, is in
+//! Only the codec is written by hand; the contract itself, with the unit and bounds of every field, is in
 //! `proto/tidegate/v1/`.
+
+mod codec;
+
+pub use codec::SmallCodec;
 
 /// Package `tidegate.v1`.
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]

@@ -1,0 +1,155 @@
+//! Gives leases back and withdraws requests, on the client's own thread and for as long as it takes.
+//!
+//! A fixed number of tasks takes what is to be released, first come, first served. So a Release needs no task of its own,
+//! and a flood of them leaves room on the connection for renewals.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tidegate_proto::v1;
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use crate::backoff::{Backoff, Jitter};
+use crate::client::Config;
+use crate::error::Error;
+use crate::keeper::now;
+use crate::lease::Loss;
+use crate::line::{Line, PROMPT, left};
+use crate::refusal::{is_passing, refusal};
+
+/// The most Releases that are open at once: the others wait their turn.
+const MOST_RELEASES: usize = 32;
+/// Between two attempts to release.
+const AGAIN: Backoff = Backoff::exponential(Duration::from_millis(50), Duration::from_secs(1), Jitter::Full);
+
+/// Where to hand in what is to be released.
+#[derive(Debug)]
+pub(crate) struct Releases {
+    queue: mpsc::UnboundedSender<Job>,
+    open: TaskTracker,
+}
+
+/// What was handed in and not taken yet.
+#[derive(Debug)]
+pub(crate) struct Jobs(mpsc::UnboundedReceiver<Job>);
+
+#[derive(Debug)]
+struct Job {
+    request: v1::ReleaseRequest,
+    /// Not tried any longer after this: the lease has ended by itself.
+    until: Instant,
+    answer: Option<oneshot::Sender<Result<v1::ReleaseState, Error>>>,
+    /// Counts it as open until it is dropped.
+    _open: TaskTrackerToken,
+}
+
+impl Releases {
+    pub(crate) fn new() -> (Self, Jobs) {
+        let (queue, jobs) = mpsc::unbounded_channel();
+        let open = TaskTracker::new();
+        // Closed, it can be waited for; it goes on to count.
+        open.close();
+        (Self { queue, open }, Jobs(jobs))
+    }
+
+    /// Releases, and tries it until then; answers where to wait for that, if `wanted`.
+    pub(crate) fn start(&self, request: v1::ReleaseRequest, until: Instant, wanted: bool) -> Option<Released> {
+        let (answer, released) = if wanted {
+            let (sender, receiver) = oneshot::channel();
+            (Some(sender), Some(Released(receiver)))
+        } else {
+            (None, None)
+        };
+        // The thread outlives this handle.
+        let _ = self.queue.send(Job { request, until, answer, _open: self.open.token() });
+        released
+    }
+
+    /// Whom to ask when nothing is open any more.
+    pub(crate) fn open(&self) -> TaskTracker {
+        self.open.clone()
+    }
+}
+
+impl Jobs {
+    /// Starts the tasks that do them, on this runtime.
+    pub(crate) fn work(self, config: &Arc<Config>, line: &Arc<Line>) {
+        let jobs = Arc::new(Mutex::new(self.0));
+        for _ in 0..MOST_RELEASES {
+            let (jobs, config, line) = (jobs.clone(), config.clone(), line.clone());
+            tokio::spawn(async move {
+                loop {
+                    let job = jobs.lock().await.recv().await;
+                    let Some(Job { request, until, answer, _open }) = job else { return };
+                    let released = release(&config, &line, request, until).await;
+                    if let Some(answer) = answer {
+                        // Whoever asked may be gone.
+                        let _ = answer.send(released);
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// What becomes of a Release.
+#[derive(Debug)]
+pub(crate) struct Released(oneshot::Receiver<Result<v1::ReleaseState, Error>>);
+
+impl Released {
+    pub(crate) async fn wait(self, bulkhead: &str) -> Result<(), Error> {
+        use v1::ReleaseState as State;
+        let silent = |detail: &str| Error::Unreachable { endpoints: "the server".into(), detail: detail.into() };
+        let lost = |loss| Err(Error::Lost { bulkhead: bulkhead.into(), loss });
+        match timeout(PROMPT, self.0).await {
+            Err(_) => Err(silent("the Release was not answered yet and goes on to be tried")),
+            Ok(Err(_)) => Err(silent("the client's thread is gone")),
+            Ok(Ok(state)) => match state? {
+                State::Expired => lost(Loss::Expired),
+                State::Revoked => lost(Loss::Revoked),
+                State::Ended | State::Unknown => lost(Loss::Ended),
+                State::Released | State::AlreadyReleased | State::Withdrawn | State::Unspecified => Ok(()),
+            },
+        }
+    }
+}
+
+/// Releases, for as long as it takes.
+async fn release(
+    config: &Config,
+    line: &Line,
+    request: v1::ReleaseRequest,
+    until: Instant,
+) -> Result<v1::ReleaseState, Error> {
+    let start = now();
+    let mut failures = 0;
+    loop {
+        let time_left = left(start, now(), until.saturating_duration_since(start));
+        let problem = match timeout(time_left, line.up()).await {
+            Err(_) => return Err(line.problem().unwrap_or_else(|| config.silent())),
+            Ok(session) => {
+                let _call = line.call();
+                let mut stub = session.stub;
+                let answer = pin!(stub.release(config.request(request.clone())));
+                match timeout(PROMPT, answer).await {
+                    Ok(Ok(response)) => return Ok(response.into_inner().state()),
+                    Ok(Err(status)) => match refusal(&status) {
+                        Some(refusal) if !is_passing(&refusal.reason) => return Err(refusal.into()),
+                        Some(refusal) => refusal.into(),
+                        None => config.unreachable(&status),
+                    },
+                    Err(_) => config.silent(),
+                }
+            }
+        };
+        failures += 1;
+        if now() >= until {
+            return Err(problem);
+        }
+        tokio::time::sleep(AGAIN.delay(failures, rand::random())).await;
+    }
+}
