@@ -141,7 +141,18 @@ impl ClientBuilder {
         self
     }
 
-    /// Changes how connections are made, for each endpoint: TLS, proxies' origins, windows.
+    /// Changes how connections are made, for each endpoint: TLS, proxies' origins, windows. TLS needs feature `tls` of this
+    /// crate, or one of tonic's own:
+    ///
+    /// ```ignore
+    /// use tonic::transport::{Certificate, ClientTlsConfig};
+    ///
+    /// let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(include_str!("ca.pem")));
+    /// let client = Client::builder("https://tidegate:7600")
+    ///     .transport(move |endpoint| endpoint.tls_config(tls.clone()))
+    ///     .connect()
+    ///     .await?;
+    /// ```
     pub fn transport(
         mut self,
         hook: impl Fn(Endpoint) -> Result<Endpoint, tonic::transport::Error> + Send + Sync + 'static,

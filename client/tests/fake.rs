@@ -78,19 +78,3 @@ async fn credentials_and_the_trace_context_are_sent_along() {
     let parts: Vec<_> = parent.split('-').collect();
     assert!(parts.len() == 4 && parts[0] == "00" && parts[1].len() == 32 && parts[1].bytes().any(|byte| byte != b'0'));
 }
-
-#[tokio::test]
-async fn a_permission_that_is_refused_says_what_to_do() {
-    let refused = Error::Refused(Box::new(tidegate_client::Refusal {
-        code: tonic::Code::PermissionDenied,
-        message: "identity shop-7 may not use it".into(),
-        reason: "NOT_ALLOWED".into(),
-        metadata: std::collections::HashMap::new(),
-        typed: None,
-        violations: Vec::new(),
-        retry_delay: None,
-        retry_after: None,
-        pushback: None,
-    }));
-    assert!(refused.to_string().contains("ask an operator for the permission"), "{refused}");
-}
