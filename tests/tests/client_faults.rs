@@ -368,3 +368,68 @@ async fn a_thousand_forced_reconnects_leave_at_most_two_connections_open() {
     server.until("db", |now| now.running == 0 && now.queued == 0).await;
     drain_and_refill(&server, "db").await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_age_of_connections_is_not_noticed() {
+    let config =
+        "[server]\nmax_connection_age='1s'\n[[bulkhead]]\nname='db'\nlimit=3\nmax_wait='5m'\nlease_ttl='30s'\n";
+    let server = Server::start(config);
+    let doors = Doors::start(server.admission_address()).await;
+    let client = Client::builder(format!("http://{}", doors.address)).grace(BACK).connect().await.unwrap();
+    let db = client.bulkhead("db");
+    let held = db.acquire().await.unwrap();
+    // One waits through all of it.
+    let all = db.with_permits(3);
+    let waits = tokio::spawn(async move { all.acquire().await });
+    let made = || doors.made.load(Ordering::SeqCst);
+    let (start, mut calls) = (Instant::now(), 0);
+    while made() < 5 {
+        assert!(start.elapsed() < PATIENCE * 4, "{} connections were made", made());
+        // Behind the one that waits these are refused: an answer, too. Once there have been three connections, the first
+        // is cut, and whoever waited there asks again.
+        match db.with_max_wait(Duration::ZERO).acquire().await {
+            Ok(permit) => drop(permit),
+            Err(Error::Refused(refusal)) => assert_eq!(refusal.reason, "CONCURRENCY_CAPACITY_EXHAUSTED"),
+            Err(error) => panic!("noticed: {error}"),
+        }
+        assert_ne!(held.state(), LeaseState::Lost);
+        calls += 1;
+    }
+    exercised("calls while connections came and went", calls, 50);
+    assert_eq!(doors.most.load(Ordering::SeqCst), 2);
+    held.release().await.unwrap();
+    waits.await.unwrap().unwrap().release().await.unwrap();
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn an_operators_revocation_is_told_at_once() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nlease_ttl='12s'\n");
+    let admin = server.admin().await;
+    let client = connect(server.admission_address()).await;
+    let db = client.bulkhead("db");
+    for attempt in 1.. {
+        let permit = db.acquire().await.unwrap();
+        let granted = permit.deadline();
+        // Once it was renewed the server knows which stream to tell; from then on the next renewal is 4 s away.
+        while permit.deadline() == granted {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let start = Instant::now();
+        let revoke = v1::RevokeLeaseRequest {
+            bulkhead: "db".into(),
+            fencing_token: permit.fencing_token(),
+            ..v1::RevokeLeaseRequest::default()
+        };
+        admin.stub().revoke_lease(revoke).await.unwrap();
+        assert_eq!(permit.lost().await, Loss::Revoked);
+        let took = start.elapsed();
+        drop(permit);
+        client.flush().await;
+        if took <= SECOND {
+            break;
+        }
+        assert!(attempt < 5, "told after {took:?}");
+    }
+    drain_and_refill(&server, "db").await;
+}
