@@ -6,8 +6,8 @@ use prost::Message;
 use tonic::codec::{BufferSettings, Codec};
 use tonic_prost::ProstCodec;
 
-/// What a buffer begins with, in bytes. Most messages fit; others grow it. tonic's own 8 KiB, twice for each call and
-/// side, cost an allocator more than all the rest of a call.
+/// What a buffer begins with, in bytes. Most messages fit; others grow it. tonic's own begin with 8 KiB, two for each call
+/// on each side.
 const BUFFER: usize = 512;
 /// What a stream collects before it sends; as tonic has it.
 const SEND: usize = 32 << 10;

@@ -100,7 +100,7 @@ pub async fn run(
         async move { admission.run().await }
     });
     let life = Life::default();
-    let probes = tokio::spawn(ops::serve(ops, life.draining.clone()));
+    let probes = tokio::spawn(ops::serve(ops, server.transport.clone(), life.draining.clone()));
     let serve = async {
         tokio::join!(
             grpc::serve_admission(&server, listener, admission.clone(), life.clone()),

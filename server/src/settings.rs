@@ -116,7 +116,7 @@ pub struct TransportSettings {
     pub handshake_timeout: Duration,
     /// A connection takes no new calls after this time, a tenth less or more, 1 s to 7 d. Calls under way end first.
     pub max_connection_age: Duration,
-    /// The most connections of applications, and the most of operators, at least 1.
+    /// The most connections of applications, the most of operators, and the most of probes, at least 1.
     pub max_connections: usize,
     /// The most of one address, at least 1.
     pub max_connections_per_address: usize,

@@ -11,7 +11,7 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -41,16 +41,19 @@ const PAUSE: Duration = Duration::from_millis(50);
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// For whom a listener is: what part of the files that the process may have open its connections may take. The rest is
-/// for probes, logs and the like.
+/// for logs and the like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum For {
     /// Three quarters.
     Applications,
     /// An eighth. They are never refused for want of memory.
     Operators,
+    /// A sixteenth, and never refused either.
+    Probes,
 }
 
-/// Serves a listener until `stopping` is cancelled, and then until the last connection has ended. Dropped, it cuts them.
+/// Serves calls over HTTP/2 until `stopping` is cancelled, and then until the last connection has ended. Dropped, it cuts
+/// them.
 pub(crate) async fn serve<A, F, R, B>(
     listener: TcpListener,
     whom: For,
@@ -64,9 +67,32 @@ pub(crate) async fn serve<A, F, R, B>(
     B: Body<Data = Bytes, Error = R> + Send + 'static,
     R: Into<Box<dyn Error + Send + Sync>> + Send + Sync,
 {
+    let shared = Arc::new(settings.clone());
+    let (short, stop) = (pressure.clone(), stopping.clone());
+    let open = move |socket, address| {
+        let waits = Waits::of(shared.max_streams_per_connection, pressure.clone());
+        let (held, closing) = (AtomicUsize::new(0), CancellationToken::new());
+        let connection = Arc::new(Connection { address, waits, held, closing });
+        let (settings, answer, stopping) = (shared.clone(), answer.clone(), stopping.clone());
+        async move { connection::serve(socket, connection, &settings, answer, stopping).await }
+    };
+    accept(listener, whom, &settings, short, open, stop).await;
+}
+
+/// Accepts connections until `stopping` is cancelled, and then waits until the last one has ended. Each is what `open`
+/// makes of it. Dropped, it cuts them.
+pub(crate) async fn accept<F>(
+    listener: TcpListener,
+    whom: For,
+    settings: &TransportSettings,
+    pressure: Pressure,
+    open: impl Fn(TcpStream, SocketAddr) -> F,
+    stopping: CancellationToken,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
     let most = most_connections(whom, settings.max_connections, open_files());
     let crowd = Arc::new(Crowd::new(most, settings.max_connections_per_address));
-    let settings = Arc::new(settings);
     let (refusals, errors) = (Quiet::default(), Quiet::default());
     let mut connections = JoinSet::new();
     loop {
@@ -99,12 +125,9 @@ pub(crate) async fn serve<A, F, R, B>(
             }
         };
         tune(&socket);
-        let waits = Waits::of(settings.max_streams_per_connection, pressure.clone());
-        let (held, closing) = (AtomicUsize::new(0), CancellationToken::new());
-        let connection = Arc::new(Connection { address, waits, held, closing });
-        let (settings, answer, stopping) = (settings.clone(), answer.clone(), stopping.clone());
+        let connection = open(socket, address);
         connections.spawn(async move {
-            connection::serve(socket, connection, &settings, answer, stopping).await;
+            connection.await;
             drop(place);
         });
     }
@@ -135,6 +158,7 @@ fn most_connections(whom: For, setting: usize, open_files: u64) -> usize {
     let share = match whom {
         For::Applications => open_files / 4 * 3,
         For::Operators => open_files / 8,
+        For::Probes => open_files / 16,
     };
     let share = usize::try_from(share).unwrap_or(usize::MAX).max(1);
     if whom == For::Applications && share < setting {
@@ -240,6 +264,7 @@ mod tests {
     fn connections_leave_files_for_the_rest() {
         assert_eq!(most_connections(For::Applications, 10_000, 256), 192);
         assert_eq!(most_connections(For::Operators, 10_000, 256), 32);
+        assert_eq!(most_connections(For::Probes, 10_000, 256), 16);
         assert_eq!(most_connections(For::Applications, 10_000, 1 << 20), 10_000);
         assert_eq!(most_connections(For::Operators, 10_000, 0), 1);
     }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tidegate_tests::{Client, Instant, PATIENCE, Server, ask, drain_and_refill, exercised, reason, seconds, size, v1};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tonic::Code;
 
@@ -62,6 +62,39 @@ async fn r14_no_more_connections_from_one_address_than_its_cap() {
     socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
     let mut other = socket.connect(address).await.unwrap();
     other.read_exact(&mut [0; 9]).await.expect("it has a cap of its own");
+}
+
+/// What a probe is answered; nothing, if its connection is closed at once.
+async fn probe(address: SocketAddr) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // Both fail on a connection that was closed already.
+    let _ = stream.write_all(b"GET /livez HTTP/1.1\r\nHost: probe\r\n\r\n").await;
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer).await;
+    answer
+}
+
+#[tokio::test]
+async fn r14_probes_have_a_cap_of_their_own_and_whoever_says_nothing_is_dropped() {
+    let server = Server::start(&format!("[server]\nmax_connections=2\n{DB}"));
+    let address = server.ops_address();
+    let mut silent = Vec::new();
+    for _ in 0..2 {
+        silent.push(TcpStream::connect(address).await.unwrap());
+    }
+    assert_eq!(probe(address).await, "");
+    // Operators and applications do not notice.
+    let client = server.client().await;
+    client.release(&client.take("db").await.lease_id).await;
+    for mut stream in silent {
+        let mut told = String::new();
+        tokio::time::timeout(PATIENCE, stream.read_to_string(&mut told)).await.expect("it is dropped in time").unwrap();
+    }
+    let start = Instant::now();
+    while !probe(address).await.starts_with("HTTP/1.1 200") {
+        assert!(start.elapsed() < PATIENCE);
+    }
+    drain_and_refill(&server, "db").await;
 }
 
 #[tokio::test]

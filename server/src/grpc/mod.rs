@@ -141,7 +141,7 @@ where
             if is_refused {
                 Box::pin(std::future::ready(Ok(status::short_of_memory().into_http())))
             } else if is_ours {
-                // Not by way of the routes, which cost as much as the call itself.
+                // Not by way of the routes, which box each call and its bodies once more.
                 service.clone().call(request)
             } else {
                 Box::pin(others.clone().call(request))
