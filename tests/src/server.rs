@@ -19,7 +19,7 @@ use crate::calls::{Admin, Client};
 use crate::{Instant, binary, v1};
 
 /// How long a test waits for what must come soon, before it fails. No promise: those are asserted where they are meant.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(40);
 /// How often a state that is waited for is looked at.
 const LOOK: Duration = Duration::from_millis(1);
 /// How many of the last lines of the log are kept.
@@ -167,9 +167,13 @@ impl Server {
         }
     }
 
-    /// Stops the process where it stands; its sockets stay open.
+    /// Stops the process where it stands, and returns when it does; its sockets stay open.
     pub fn stop(&self) {
         self.signal(Signal::SIGSTOP);
+        // On a busy machine a thread goes on until it is scheduled.
+        while !self.is_stopped() {
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Lets a stopped process go on.
@@ -265,6 +269,14 @@ impl Server {
     /// Whether a line with that text is in the end of the log.
     pub fn logged(&self, part: &str) -> bool {
         self.log.lock().iter().any(|line| line.contains(part))
+    }
+
+    fn is_stopped(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("the server runs");
+        threads.flatten().all(|thread| {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('T'))
+        })
     }
 
     fn signal(&self, signal: Signal) {
