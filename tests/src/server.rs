@@ -253,6 +253,15 @@ impl Server {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("the server runs").count()
     }
 
+    /// Waits until it has no more files open than that: connections that were closed are gone from its counts.
+    pub async fn until_open_files(&self, most: usize) {
+        let start = Instant::now();
+        while self.open_files() > most {
+            assert!(start.elapsed() <= PATIENCE, "{} files are open, not {most}", self.open_files());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     /// From now on it may have so many files open, also fewer than it has.
     pub fn allow_files(&self, files: u32) {
         let id = self.child.id().to_string();

@@ -159,7 +159,7 @@ async fn thousand_connections_at_256_file_descriptors() {
 
 /// A thousand connections come and go again; how long it takes until another one is accepted.
 async fn crowded(server: &Server, client: &Client) -> Duration {
-    let address = server.admission_address();
+    let (address, files) = (server.admission_address(), server.open_files());
     let mut crowd = Vec::new();
     for _ in 0..1000 {
         crowd.push(TcpStream::connect(address).await.unwrap());
@@ -173,7 +173,10 @@ async fn crowded(server: &Server, client: &Client) -> Duration {
     drop(crowd);
     let start = Instant::now();
     until_accepted(address).await;
-    start.elapsed()
+    let took = start.elapsed();
+    // The next ones find room, too. The operator's connection may be there still.
+    server.until_open_files(files + 1).await;
+    took
 }
 
 /// From one connection and from fifty: gone within what keepalive promises, with the room they took.
