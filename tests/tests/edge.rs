@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_tests::v1::{ReleaseState, RenewalState};
@@ -17,41 +18,47 @@ const LEASES: usize = 300;
 /// What must have been answered each way.
 const EACH: usize = LEASES / 20;
 
-/// How it ended, and the lease.
+/// How it ended, when it was called, and the lease.
 struct Answer<S> {
     state: S,
+    called: Instant,
     lease: v1::Lease,
 }
 
 /// Takes all permits one after the other, lets as many others wait, and makes a call for each lease within 5 ms of its
-/// end, or further away by `spread` times that. Answers when the first call was made, too.
+/// end, or further away by `spread` times that.
 async fn at_the_edge<S, F>(
+    server: &Arc<Server>,
     clients: &[Client],
     spread: u32,
     call: impl Fn(Client, String) -> F,
-) -> (Instant, Vec<Answer<S>>)
+) -> Vec<Answer<S>>
 where
     S: Send + 'static,
     F: Future<Output = S> + Send + 'static,
 {
     let mut calls = JoinSet::new();
-    let mut first = None;
     // Spread, so that the ends do not come in a crowd.
     let mut pace = tokio::time::interval(Duration::from_millis(3));
     for client in clients.iter().cycle().take(LEASES) {
         pace.tick().await;
+        let (server, stalled) = (server.clone(), server.stalled());
         let lease = client.take("db").await;
         let end = Instant::now() + TTL;
         let at =
             end + Duration::from_micros(rand::random_range(0..10_000)) * spread - Duration::from_millis(6) * spread;
-        first = first.or(Some(end - Duration::from_millis(6) * spread));
         let call = call(client.clone(), lease.lease_id.clone());
         calls.spawn(async move {
-            tokio::time::sleep_until(at).await;
-            Answer { state: call.await, lease }
+            // A server that stood still moved the end.
+            let moved = || at + server.stalled().saturating_sub(stalled);
+            while Instant::now() < moved() {
+                tokio::time::sleep_until(moved()).await;
+            }
+            let called = Instant::now();
+            Answer { state: call.await, called, lease }
         });
     }
-    (first.expect("there are leases"), calls.join_all().await)
+    calls.join_all().await
 }
 
 /// Makes rounds until there were so many, and enough was answered each way: a slow machine comes too late for the edge,
@@ -111,18 +118,19 @@ fn config() -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p11_a_lease_that_was_renewed_in_time_is_not_given_to_another() {
-    let server = Server::start(&config());
+    let server = Arc::new(Server::start(&config()));
     let clients = server.clients(4).await;
     let waiting = server.clients(2).await;
     rounds(size(1, 3, 300), [RenewalState::Renewed, RenewalState::Expired], async |spread| {
         let before = server.status("db").await;
-        let renewing = at_the_edge(&clients, spread, |client, id| async move { client.renew_one(&id).await });
+        let renewing = at_the_edge(&server, &clients, spread, |client, id| async move { client.renew_one(&id).await });
         // All permits are taken within a second; waiters come before the first lease ends.
         let stealing = async {
             server.until("db", |now| now.running as usize == LEASES).await;
             thieves(&server, &waiting).await
         };
-        let ((first, answers), mut thieves) = tokio::join!(renewing, stealing);
+        let (answers, mut thieves) = tokio::join!(renewing, stealing);
+        let first = answers.iter().map(|answer| answer.called).min().expect("there are leases");
         let mut counted = HashMap::new();
         for answer in &answers {
             *counted.entry(answer.state).or_default() += 1;
@@ -159,13 +167,13 @@ async fn p11_a_lease_that_was_renewed_in_time_is_not_given_to_another() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn p5_a_release_at_the_edge_gives_back_once() {
-    let server = Server::start(&config());
+    let server = Arc::new(Server::start(&config()));
     let clients = server.clients(4).await;
     rounds(size(1, 3, 300), [ReleaseState::Released, ReleaseState::Expired], async |spread| {
         let before = server.status("db").await;
         let mut counted = HashMap::new();
         let release = |client: Client, id: String| async move { client.release(&id).await };
-        for Answer { state, .. } in at_the_edge(&clients, spread, release).await.1 {
+        for Answer { state, .. } in at_the_edge(&server, &clients, spread, release).await {
             *counted.entry(state).or_default() += 1;
         }
         let status = server.status("db").await;
