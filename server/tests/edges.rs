@@ -14,8 +14,9 @@ use tokio::time::Instant;
 
 const RACES: u32 = 10_000;
 const TTL: Duration = Duration::from_secs(2);
-/// How often to try, since a busy machine may be late for all of the ends.
-const ATTEMPTS: usize = 5;
+/// How often to try, each time with half as many, since a busy machine may be late for all of the ends, or so slow that
+/// what was renewed first has ended before the last one was.
+const ATTEMPTS: u32 = 6;
 
 fn admission(limit: u32) -> Arc<Admission> {
     let settings = Draft { limit: Some(limit), ceiling: Some(4), lease_ttl: Some(TTL), ..Draft::default() };
@@ -25,14 +26,14 @@ fn admission(limit: u32) -> Arc<Admission> {
 /// In how many bulkheads: the invariants, checked at each call, look at every lease of one.
 const BULKHEADS: u32 = 100;
 
-/// Ten thousand leases and when each was granted.
-async fn leases(admission: &Admission) -> Vec<(Granted, Instant)> {
+/// So many leases and when each was granted.
+async fn leases(admission: &Admission, races: u32) -> Vec<(Granted, Instant)> {
     let settings = Draft { limit: Some(RACES / BULKHEADS), lease_ttl: Some(TTL), ..Draft::default() };
     for number in 0..BULKHEADS {
         admission.create(&Change::default(), &format!("db/{number}"), settings.clone().try_into().unwrap()).unwrap();
     }
     let mut leases = Vec::new();
-    for number in 0..RACES {
+    for number in 0..races {
         let mut ask = ask(admission, None);
         ask.bulkhead = format!("db/{}", number % BULKHEADS);
         leases.push((admission.acquire(ask).await.unwrap(), Instant::now()));
@@ -47,26 +48,28 @@ fn sums(admission: &Admission) -> (usize, usize) {
     (sum(|status| status.running as usize), sum(|status| usize::try_from(status.totals.expired).unwrap()))
 }
 
-/// Calls each within 5 ms of the end of its lease, on a thread of its own: some come before it and some after.
+/// Calls each within 5 ms of the end of its lease, on a thread of its own: some come before it and some after. Answers when
+/// it began, too.
 async fn at_the_end<T: Send + 'static>(
     admission: &Arc<Admission>,
     leases: Vec<(Granted, Instant)>,
     call: impl Fn(&Admission, &str) -> T + Send + 'static,
-) -> Vec<T> {
+) -> (Instant, Vec<T>) {
     let admission = admission.clone();
     tokio::task::spawn_blocking(move || {
         let offset = |number: usize| Duration::from_micros((number as u64 * 7_919) % 10_000);
         let due = |(number, (granted, at))| (at + TTL - Duration::from_millis(5) + offset(number), granted);
         let mut calls: Vec<(Instant, Granted)> = leases.into_iter().enumerate().map(due).collect();
         calls.sort_by_key(|(due, _)| *due);
-        let mut answers = Vec::new();
+        let (start, mut answers) = (Instant::now(), Vec::new());
+        let first = calls.first().map_or(start, |(due, _)| *due);
         for (due, granted) in calls {
             while Instant::now() < due {
                 std::hint::spin_loop();
             }
             answers.push(call(&admission, &granted.lease_id));
         }
-        answers
+        (first.max(start), answers)
     })
     .await
     .unwrap()
@@ -74,18 +77,22 @@ async fn at_the_end<T: Send + 'static>(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p11_a_renewal_at_the_end_is_answered_renewed_only_if_it_is_in_the_count() {
-    for _ in 0..ATTEMPTS {
-        let admission = admission(1);
-        let leases = leases(&admission).await;
+    for attempt in 0..ATTEMPTS {
+        let (admission, races) = (admission(1), RACES >> attempt);
+        let leases = leases(&admission, races).await;
         let renew = |admission: &Admission, lease_id: &str| admission.renew(lease_id, None).unwrap();
-        let answers = at_the_end(&admission, leases, renew).await;
+        let (first, answers) = at_the_end(&admission, leases, renew).await;
         let renewed = answers.iter().filter(|answer| matches!(answer, Renewal::Renewed { .. })).count();
         let expired = answers.iter().filter(|answer| **answer == Renewal::Expired).count();
-        // All renewals were within the last half second or so, and a renewed lease lasts two.
-        assert_eq!(sums(&admission), (renewed, expired));
-        assert_eq!(renewed + expired, RACES as usize);
+        assert_eq!(renewed + expired, races as usize);
+        // A renewed lease lasts two seconds, and all renewals were within half a second or so; else this is too slow to tell.
+        let sums = sums(&admission);
+        let is_quick = first.elapsed() < TTL;
+        if is_quick {
+            assert_eq!(sums, (renewed, expired));
+        }
         common::drain_and_refill(&admission).await;
-        if renewed > 100 && expired > 100 {
+        if is_quick && renewed.min(expired) > races as usize / 100 {
             return;
         }
     }
@@ -94,16 +101,16 @@ async fn p11_a_renewal_at_the_end_is_answered_renewed_only_if_it_is_in_the_count
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn p11_a_release_at_the_end_frees_once() {
-    for _ in 0..ATTEMPTS {
-        let admission = admission(1);
-        let leases = leases(&admission).await;
-        let answers = at_the_end(&admission, leases, Admission::release).await;
+    for attempt in 0..ATTEMPTS {
+        let (admission, races) = (admission(1), RACES >> attempt);
+        let leases = leases(&admission, races).await;
+        let (_, answers) = at_the_end(&admission, leases, Admission::release).await;
         let released = answers.iter().filter(|answer| **answer == Release::Released).count();
         let expired = answers.iter().filter(|answer| **answer == Release::Expired).count();
         assert_eq!(sums(&admission), (0, expired));
-        assert_eq!(released + expired, RACES as usize);
+        assert_eq!(released + expired, races as usize);
         refill(&admission).await;
-        if released > 100 && expired > 100 {
+        if released.min(expired) > races as usize / 100 {
             return;
         }
     }

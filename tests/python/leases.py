@@ -4,7 +4,7 @@ import time
 
 import grpc
 
-from wire import ADDRESSES, PATIENCE, SLACK, TTL, Wire, WireTest, main, new_id, pb, renewals, seconds
+from wire import ADDRESSES, BUSY, PATIENCE, SLACK, TTL, Wire, WireTest, main, new_id, pb, renewals, seconds
 
 
 class Leases(WireTest):
@@ -21,19 +21,18 @@ class Leases(WireTest):
         lease = self.wire.acquire().lease
         ask, end = renewals(self.wire)
         start, seq = time.monotonic(), 0
-        while time.monotonic() - start < 1.5 * TTL:
+        while time.monotonic() - start < 1.5 * TTL or seq < 10:
             seq += 1
+            renewed = time.monotonic()
             answer = ask(seq, [lease.lease_id, "made up"])
             self.assertEqual(answer.seq, seq)
             states = [(renewal.lease_id, renewal.state) for renewal in answer.renewals]
             expected = [(lease.lease_id, pb.RENEWAL_STATE_RENEWED), ("made up", pb.RENEWAL_STATE_UNKNOWN)]
             self.assertEqual(states, expected)
             time.sleep(TTL / 10)
-        self.assertGreaterEqual(seq, 10)
         self.assertEqual(end(), [])
-        renewed = time.monotonic()
-        self.wire.until(lambda now: now.running == 0, TTL + SLACK)
-        self.assertGreater(time.monotonic() - renewed, TTL / 2)
+        self.wire.until(lambda now: now.running == 0, TTL + SLACK + BUSY)
+        self.assertGreaterEqual(time.monotonic() - renewed, TTL)
         answer = self.wire.admission.Renew(pb.RenewRequest(seq=9, lease_ids=[lease.lease_id]))
         self.assertEqual((answer.seq, answer.renewals[0].state), (9, pb.RENEWAL_STATE_EXPIRED))
 

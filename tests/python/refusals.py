@@ -30,7 +30,7 @@ class Refusals(WireTest):
         busy = grpc.StatusCode.RESOURCE_EXHAUSTED
         refusal, _ = self.refused(busy, "COOLDOWN_ACTIVE", partition=partition)
         self.assertEqual(refusal.partition, partition)
-        self.assertTrue(8_000 < refusal.retry_hint.ToMilliseconds() <= 10_800)
+        self.assertTrue(5_000 < refusal.retry_hint.ToMilliseconds() <= 10_800)
         self.refused(busy, "COOLDOWN_EXCEEDS_DEADLINE", partition=partition, timeout=3)
         cleared = self.wire.admin.ClearCooldown(admin_pb2.ClearCooldownRequest(partition=partition))
         self.assertTrue(cleared.cleared)

@@ -5,10 +5,11 @@ A reason without a row here fails. Started on the server of tests/tests/refusals
 
 import os
 import signal
+import time
 
 import grpc
 
-from wire import WireTest, admin_pb2, main, new_id, pb, seconds
+from wire import PATIENCE, WireTest, admin_pb2, main, new_id, pb, seconds
 
 CODE = grpc.StatusCode
 BUSY = CODE.RESOURCE_EXHAUSTED
@@ -30,9 +31,9 @@ class Table(WireTest):
         return self.wire.admission.Acquire.future(pb.AcquireRequest(bulkhead=bulkhead, **fields))
 
     def queued(self, bulkhead, count):
-        get = admin_pb2.GetBulkheadRequest(name=bulkhead)
+        get, start = admin_pb2.GetBulkheadRequest(name=bulkhead), time.monotonic()
         while self.wire.admin.GetBulkhead(get).bulkhead.status.queued != count:
-            pass
+            self.assertLess(time.monotonic() - start, PATIENCE)
 
     def held(self, bulkhead):
         lease = self.acquire(bulkhead, max_wait=seconds(0)).lease

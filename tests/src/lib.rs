@@ -29,6 +29,7 @@ pub mod attack;
 mod binary;
 mod calls;
 pub mod history;
+mod lateness;
 pub mod load;
 mod proxy;
 mod raw;
@@ -36,6 +37,7 @@ mod refill;
 mod server;
 
 pub use calls::{Admin, Client, Waiter, ask, millis, reason, renewal_states, seconds, span};
+pub use lateness::{idles, in_time};
 pub use proxy::{Faults, Proxy, Way};
 pub use raw::{Raw, Reply};
 pub use refill::{drain_and_refill, slack};

@@ -19,7 +19,7 @@ use crate::calls::{Admin, Client};
 use crate::{Instant, binary, v1};
 
 /// How long a test waits for what must come soon, before it fails. No promise: those are asserted where they are meant.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(40);
 /// How often a state that is waited for is looked at.
 const LOOK: Duration = Duration::from_millis(1);
 /// How many of the last lines of the log are kept.
@@ -66,7 +66,8 @@ impl Server {
     pub fn start_with_files(config: &str, files: u32) -> Self {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" serve --config \"$@\"")]).arg(binary::path());
-        command.env_remove("RUST_LOG").env_remove("TIDEGATE_SERVER").stdin(Stdio::null()).stdout(Stdio::null());
+        command.env_remove("RUST_LOG").env_remove("TIDEGATE_SERVER").env_remove("TIDEGATE_SEED");
+        command.stdin(Stdio::null()).stdout(Stdio::null());
         let (child, file) = spawn(command, config);
         Self::serving(child, Some(file))
     }
@@ -167,9 +168,13 @@ impl Server {
         }
     }
 
-    /// Stops the process where it stands; its sockets stay open.
+    /// Stops the process where it stands, and returns when it does; its sockets stay open.
     pub fn stop(&self) {
         self.signal(Signal::SIGSTOP);
+        // On a busy machine a thread goes on until it is scheduled.
+        while !self.is_stopped() {
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Lets a stopped process go on.
@@ -249,6 +254,15 @@ impl Server {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("the server runs").count()
     }
 
+    /// Waits until it has no more files open than that: connections that were closed are gone from its counts.
+    pub async fn until_open_files(&self, most: usize) {
+        let start = Instant::now();
+        while self.open_files() > most {
+            assert!(start.elapsed() <= PATIENCE, "{} files are open, not {most}", self.open_files());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
     /// From now on it may have so many files open, also fewer than it has.
     pub fn allow_files(&self, files: u32) {
         let id = self.child.id().to_string();
@@ -265,6 +279,14 @@ impl Server {
     /// Whether a line with that text is in the end of the log.
     pub fn logged(&self, part: &str) -> bool {
         self.log.lock().iter().any(|line| line.contains(part))
+    }
+
+    fn is_stopped(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("the server runs");
+        threads.flatten().all(|thread| {
+            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_none_or(|(_, rest)| rest.trim_start().starts_with('T'))
+        })
     }
 
     fn signal(&self, signal: Signal) {
@@ -334,6 +356,7 @@ fn command(arguments: &[&str]) -> Command {
         .args(arguments)
         .env_remove("RUST_LOG")
         .env_remove("TIDEGATE_SERVER")
+        .env_remove("TIDEGATE_SEED")
         .stdin(Stdio::null())
         .stdout(Stdio::null());
     command

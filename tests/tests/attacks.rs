@@ -6,13 +6,18 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tidegate_tests::attack::{Attack, Flood, stand};
-use tidegate_tests::{Faults, Instant, PATIENCE, Proxy, Server, ask, drain_and_refill, seconds, size, v1};
+use tidegate_tests::{
+    Admin, Client, Faults, Instant, PATIENCE, Proxy, Server, ask, drain_and_refill, in_time, seconds, size, v1,
+};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
 const DB: &str =
     "[[bulkhead]]\nname='db'\nlimit=4\nmax_wait='1m'\nmax_queued=1000\nlease_ttl='2s'\nmax_lease_ttl='1m'\n";
+
+/// 1 s and 1 s of keepalive, or of a handshake, and what a busy machine may add; the defaults last longer.
+const KEPT: Duration = Duration::from_secs(9);
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
@@ -69,7 +74,7 @@ async fn unread_renewal_stream() {
     let _turn = ONE_AT_A_TIME.lock().await;
     stand(Attack::UnreadRenewals, "", false).await;
     // It answers no PING either, though it sends all the time.
-    gone(Attack::UnreadRenewals, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n", Duration::from_secs(10)).await;
+    gone(Attack::UnreadRenewals, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,17 +102,16 @@ async fn black_holed_peer() {
         let (before, proxy) = (server.open_files(), Proxy::start(server.admission_address()).await);
         let mut clients = Vec::new();
         for _ in 0..connections {
-            let client = tidegate_tests::Client::connect(proxy.address()).await;
+            let client = Client::connect(proxy.address()).await;
             let stream = client.stub().renew_leases(tokio_stream::pending()).await.unwrap();
             clients.push((client.start(ask("db")), stream, client));
         }
         server.until("db", |now| now.queued as usize == connections).await;
         proxy.set(Faults::BLACK_HOLE);
         let start = Instant::now();
-        // 1 s and 1 s of keepalive, and what a busy machine may add.
-        server.until_within(Duration::from_secs(4), "db", |now| now.queued == 0).await;
+        server.until_within(KEPT, "db", |now| now.queued == 0).await;
         while server.open_files() > before + 1 {
-            assert!(start.elapsed() < Duration::from_secs(4), "{} files are open", server.open_files());
+            assert!(start.elapsed() < KEPT, "{} files are open", server.open_files());
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         println!("{connections} black-holed: gone within {:?}", start.elapsed());
@@ -140,37 +144,51 @@ async fn thousand_connections_at_256_file_descriptors() {
     let server = Server::start_with_files(DB, 256);
     let client = server.client().await;
     drain_and_refill(&server, "db").await;
-    let address = server.admission_address();
-    for _ in 0..size(1, 2, 10) {
-        let mut crowd = Vec::new();
-        for _ in 0..1000 {
-            crowd.push(TcpStream::connect(address).await.unwrap());
+    let mut rounds = size(1, 2, 10);
+    in_time(Duration::from_secs(1), async || {
+        let mut slowest = Duration::ZERO;
+        for _ in 0..std::mem::replace(&mut rounds, 1) {
+            slowest = slowest.max(crowded(&server, &client).await);
         }
-        // Who was there is served, operators come in, and so do newcomers when the crowd is gone.
-        client.release(&client.take("db").await.lease_id).await;
-        assert!(is_refused(address).await);
-        let admin = tidegate_tests::Admin::connect(server.admin_address()).await;
-        assert_eq!(admin.bulkhead("db").await.status.unwrap().limit, 4);
-        assert!(server.open_files() < 256);
-        drop(crowd);
-        let start = Instant::now();
-        until_accepted(address).await;
-        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
-    }
+        slowest
+    })
+    .await;
     assert!(!server.logged("cannot accept"), "files are left for the rest");
     drain_and_refill(&server, "db").await;
 }
 
+/// A thousand connections come and go again; how long it takes until another one is accepted.
+async fn crowded(server: &Server, client: &Client) -> Duration {
+    let (address, files) = (server.admission_address(), server.open_files());
+    let mut crowd = Vec::new();
+    for _ in 0..1000 {
+        crowd.push(TcpStream::connect(address).await.unwrap());
+    }
+    // Who was there is served, operators come in, and so do newcomers when the crowd is gone.
+    client.release(&client.take("db").await.lease_id).await;
+    assert!(is_refused(address).await);
+    let admin = Admin::connect(server.admin_address()).await;
+    assert_eq!(admin.bulkhead("db").await.status.unwrap().limit, 4);
+    assert!(server.open_files() < 256);
+    drop(crowd);
+    let start = Instant::now();
+    until_accepted(address).await;
+    let took = start.elapsed();
+    // The next ones find room, too. The operator's connection may be there still.
+    server.until_open_files(files + 1).await;
+    took
+}
+
 /// From one connection and from fifty: gone within what keepalive promises, with the room they took.
-async fn gone(attack: Attack, settings: &str, within: Duration) {
+async fn gone(attack: Attack, settings: &str) {
     for connections in [1, 50] {
         let server = Server::start(&format!("[server]\n{settings}{DB}"));
         drain_and_refill(&server, "db").await;
+        let start = Instant::now();
         let flood = Flood::start(attack, server.admission_address(), connections, 1_000);
         flood.active(true);
-        let start = Instant::now();
         while flood.closed() < connections as u64 {
-            assert!(start.elapsed() < within, "{} are still open", flood.open());
+            assert!(start.elapsed() < KEPT, "{} are still open", flood.open());
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         assert!(start.elapsed() >= Duration::from_millis(900), "they had no time");
@@ -183,12 +201,11 @@ async fn gone(attack: Attack, settings: &str, within: Duration) {
 #[tokio::test]
 async fn half_open_peer() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    // 1 s and 1 s of keepalive, and what a busy machine may add.
-    gone(Attack::HalfOpen, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n", Duration::from_secs(10)).await;
+    gone(Attack::HalfOpen, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n").await;
 }
 
 #[tokio::test]
 async fn slow_handshake() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    gone(Attack::SlowHandshake, "handshake_timeout='1s'\n", Duration::from_secs(3)).await;
+    gone(Attack::SlowHandshake, "handshake_timeout='1s'\n").await;
 }

@@ -8,7 +8,9 @@ use prost::Message;
 use rand::Rng;
 use tidegate_client::refusal;
 use tidegate_tests::v1::{ReleaseState, RenewalState};
-use tidegate_tests::{Instant, Raw, Server, ask, drain_and_refill, exercised, millis, reason, seconds, size, v1};
+use tidegate_tests::{
+    Instant, Raw, Server, ask, drain_and_refill, exercised, idles, in_time, millis, reason, seconds, size, v1,
+};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
@@ -30,7 +32,9 @@ impl Bench {
     async fn start() -> Self {
         let server = Server::start("[[bulkhead]]\nname='db'\nlimit=2\nceiling=4\nlease_ttl='1m'\nmax_lease_ttl='2m'\n");
         let client = server.client().await;
-        let lease = client.granted(v1::AcquireRequest { request_id: "mine".into(), ..ask("db") }).await;
+        // Long, and renewed at each look at it, so that it outlasts the test on any machine.
+        let mine = v1::AcquireRequest { request_id: "mine".into(), lease_ttl: seconds(120), ..ask("db") };
+        let lease = client.granted(mine).await;
         let before = without_refusals(server.status("db").await);
         Self { server, client, lease, before }
     }
@@ -48,6 +52,7 @@ impl Bench {
     }
 
     async fn unchanged(&self, what: &str) {
+        assert_eq!(self.client.renew_one(&self.lease.lease_id).await, RenewalState::Renewed, "{what}");
         assert_eq!(without_refusals(self.server.status("db").await), self.before, "{what}");
     }
 
@@ -182,8 +187,15 @@ async fn the_largest_of_what_is_allowed_is_taken() {
     let lease = client.granted(request.clone()).await;
     // A wait as long as that ends with the bulkhead's own bound, here by the call's deadline.
     let other = v1::AcquireRequest { request_id: String::new(), ..request };
-    let status = client.acquire_within(other, Duration::from_millis(300)).await.unwrap_err();
-    assert_eq!(reason(&status), "WAIT_TIMEOUT");
+    let bound = Duration::from_millis(300);
+    in_time(bound, async || {
+        let start = Instant::now();
+        let status = client.acquire_within(other.clone(), bound).await.unwrap_err();
+        let took = start.elapsed();
+        assert!(reason(&status) == "WAIT_TIMEOUT" || took >= bound, "{status:?}");
+        took
+    })
+    .await;
     let request = v1::ReleaseRequest {
         lease_id: lease.lease_id,
         latency: Some(longest),
@@ -383,11 +395,7 @@ async fn a_broken_stream_ends_and_keeps_nobody_busy() {
         let reply = raw.send("tidegate.v1.AdmissionService/RenewLeases", &[], body.clone().into()).await;
         assert!(reply.code.is_some_and(|code| code != 0), "{reply:?}");
     }
-    let (start, used) = (Instant::now(), bench.server.cpu_time());
-    // What is measured is a time in which nothing happens.
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    let used = bench.server.cpu_time().saturating_sub(used);
-    assert!(used * 10 < start.elapsed(), "{used:?} of processor time for nobody");
+    idles(&bench.server, Duration::from_secs(1)).await;
     bench.end().await;
 }
 

@@ -11,11 +11,14 @@ use std::time::Duration;
 use rand::Rng;
 use tidegate_tests::v1::ReleaseState;
 use tidegate_tests::{
-    Client, Faults, Instant, Proxy, Server, ask, drain_and_refill, exercised, reason, seconds, size, slack, v1,
+    Client, Faults, Instant, Proxy, Server, ask, drain_and_refill, exercised, in_time, reason, seconds, size, slack, v1,
 };
 
-/// How long a waiter whose call was cancelled, or whose process died, may still be seen in the queue.
-const AT_ONCE: Duration = Duration::from_secs(1);
+/// How long a waiter whose call was cancelled, or whose process died, may still be seen in the queue: less by far than the
+/// minute after which a lost lease ends, and enough for a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(10);
+/// Of the short leases here.
+const TTL: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn w05_a_cancelled_waiter_leaves_its_place_and_takes_no_permit() {
@@ -69,13 +72,14 @@ struct Seen {
 /// Asks, and drops the call after 0 to 5 ms; a lease is kept for about 1 ms. Whoever gave up says so by its request id,
 /// but for one in a hundred, whose lease (if there is one) waits for its end.
 async fn ask_and_cancel(client: &Client, seen: &Seen) {
+    let start = Instant::now();
     let request_id = format!("{:032x}", rand::random::<u128>());
     let request = v1::AcquireRequest { request_id: request_id.clone(), ..ask("db") };
     let patience = Duration::from_micros(rand::rng().random_range(0..5000));
     if let Ok(response) = tokio::time::timeout(patience, client.acquire(request)).await {
         let response = response.unwrap_or_else(|status| panic!("{}", reason(&status)));
         tokio::time::sleep(Duration::from_millis(1)).await;
-        assert_eq!(client.release(&response.lease.unwrap().lease_id).await, ReleaseState::Released);
+        give_back(client, &response).await;
         return;
     }
     seen.cancelled.fetch_add(1, Ordering::Relaxed);
@@ -87,8 +91,18 @@ async fn ask_and_cancel(client: &Client, seen: &Seen) {
         ReleaseState::Released => seen.released.fetch_add(1, Ordering::Relaxed),
         // The cancel was quicker, or the call never left.
         ReleaseState::Unknown => 0,
+        // Its own lease ended meanwhile.
+        ReleaseState::Expired if start.elapsed() >= TTL => 0,
         other => panic!("a call that gave up found {other:?}"),
     };
+}
+
+/// Releases what was granted just now. Only a machine that paused for a whole ttl may be too late for it.
+async fn give_back(client: &Client, response: &v1::AcquireResponse) {
+    let heard = Instant::now();
+    let state = client.release(&response.lease.as_ref().unwrap().lease_id).await;
+    let is_late = state == ReleaseState::Expired && heard.elapsed() >= TTL / 2;
+    assert!(state == ReleaseState::Released || is_late, "{state:?} after {:?}", heard.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -111,15 +125,15 @@ async fn p4_thousands_of_cancels_at_any_moment_leak_nothing_and_stall_nobody() {
     let steady = server.client().await;
     while tasks.iter().any(|task| !task.is_finished()) {
         let start = Instant::now();
-        let lease = steady.granted(ask("db")).await;
+        let response = steady.acquire(ask("db")).await.expect("its turn comes");
         longest = longest.max(start.elapsed());
-        assert_eq!(steady.release(&lease.lease_id).await, ReleaseState::Released);
+        give_back(&steady, &response).await;
     }
     for task in tasks {
         task.await.unwrap();
     }
     // At worst every permit is a lost reply's and waits for its lease to end.
-    assert!(longest <= Duration::from_secs(2) + slack(Duration::from_secs(2)) + AT_ONCE, "{longest:?}");
+    assert!(longest <= TTL + slack(TTL) + AT_ONCE, "{longest:?}");
     let status = server.until_within(AT_ONCE, "db", |now| now.queued == 0).await;
     let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
     // No wait was over, so whoever was queued and neither granted nor withdrawn was taken out by its cancel. At least:
@@ -139,16 +153,23 @@ struct Process(Child);
 impl Process {
     /// Starts it, and returns when it has said that it is ready.
     fn start(server: &Server, what: &str, count: usize) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_wire-client"))
+        Self::launch(server, what, count).ready()
+    }
+
+    fn launch(server: &Server, what: &str, count: usize) -> Self {
+        let child = Command::new(env!("CARGO_BIN_EXE_wire-client"))
             .args([&server.admission_address().to_string(), "db", what, &count.to_string()])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    fn ready(mut self) -> Self {
         let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(self.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n", "a client that does not start");
-        Self(child)
+        self
     }
 
     /// SIGKILL.
@@ -182,24 +203,31 @@ async fn p3_a_client_that_is_killed_while_it_waits_leaves_at_once() {
 #[tokio::test]
 async fn p3_what_a_killed_client_held_is_reclaimed_when_its_lease_ends() {
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=20\nlease_ttl='2s'\n");
-    let ttl = Duration::from_secs(2);
     let mut killed = 0;
     for _ in 0..size(1, 5, 100) {
-        let before = server.status("db").await.expired;
-        let start = Instant::now();
-        let processes: Vec<_> = (0..5).map(|_| Process::start(&server, "hold", 4)).collect();
-        let ready = Instant::now();
-        assert_eq!(server.status("db").await.running, 20);
-        for process in processes {
-            process.kill();
-            killed += 4;
-        }
-        // The end of a connection is no release.
-        let early = server.status("db").await.running;
-        assert!(early == 20 || start.elapsed() >= ttl, "{early} running");
-        server.until("db", |now| now.running == 0).await;
-        assert!(ready.elapsed() <= ttl + slack(ttl) + server.stalled(), "{:?}", ready.elapsed());
-        assert_eq!(server.status("db").await.expired, before + 20);
+        in_time(TTL + slack(TTL), async || {
+            let (before, stalled) = (server.status("db").await.expired, server.stalled());
+            let start = Instant::now();
+            let processes: Vec<_> = (0..5).map(|_| Process::launch(&server, "hold", 4)).collect();
+            let processes: Vec<_> = processes.into_iter().map(Process::ready).collect();
+            let ready = Instant::now();
+            let holds_all = async || {
+                let running = server.status("db").await.running;
+                assert!(running == 20 || start.elapsed() >= TTL, "{running} running");
+            };
+            holds_all().await;
+            for process in processes {
+                process.kill();
+                killed += 4;
+            }
+            // The end of a connection is no release.
+            holds_all().await;
+            server.until("db", |now| now.running == 0).await;
+            let took = ready.elapsed();
+            assert_eq!(server.status("db").await.expired, before + 20);
+            took.saturating_sub(server.stalled().saturating_sub(stalled))
+        })
+        .await;
     }
     exercised("holders killed", killed, 20);
     drain_and_refill(&server, "db").await;
@@ -210,7 +238,11 @@ async fn p3_clients_that_are_killed_at_any_moment_lose_no_permit() {
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=4\nmax_queued=1000\nmax_wait='1m'\nlease_ttl='2s'\n");
     let kills = size(10, 60, 2000);
     let mut processes = Vec::new();
-    for _ in 0..kills {
+    for kill in 0.. {
+        // A slow machine needs longer for as many grants.
+        if kill >= kills && (kill >= 3 * kills || server.status("db").await.granted >= 10 * kills as u64) {
+            break;
+        }
         processes.push(Process::start(&server, "churn", 8));
         if processes.len() == 3 {
             // The moment is what is random here.
@@ -240,7 +272,8 @@ async fn r5_a_waiter_that_fell_silent_is_noticed_by_keepalive() {
     server.until("db", |now| now.queued == 2).await;
     proxy.set(Faults::BLACK_HOLE);
     let start = Instant::now();
-    server.until_within(Duration::from_secs(4), "db", |now| now.queued == 0).await;
+    // 1 s and 1 s, and what a busy machine may add; the defaults are 15 s.
+    server.until_within(Duration::from_secs(9), "db", |now| now.queued == 0).await;
     println!("noticed after {:?}", start.elapsed());
     client.release(&held.lease_id).await;
     assert_eq!(server.status("db").await.running, 0, "nobody was granted");
@@ -254,26 +287,33 @@ async fn r5_a_waiter_that_fell_silent_is_noticed_by_keepalive() {
 async fn r5_a_silent_waiter_that_is_granted_before_it_is_noticed_idles_until_its_lease_ends() {
     let server = Server::start(
         "[server]\nkeepalive_interval='1s'\nkeepalive_timeout='1s'\n\
-         [[bulkhead]]\nname='db'\nlimit=1\nmax_wait='10m'\nlease_ttl='2s'\n",
+         [[bulkhead]]\nname='db'\nlimit=1\nmax_wait='10m'\nlease_ttl='2s'\nmax_lease_ttl='1m'\n",
     );
-    let ttl = Duration::from_secs(2);
-    let proxy = Proxy::start(server.admission_address()).await;
-    let (client, silent) = (server.client().await, Client::connect(proxy.address()).await);
-    let held = client.take("db").await;
-    let waiter = silent.start(ask("db"));
-    server.until("db", |now| now.queued == 1).await;
-    let next = client.start(ask("db"));
-    server.until("db", |now| now.queued == 2).await;
-    proxy.set(Faults::BLACK_HOLE);
-    let start = Instant::now();
-    client.release(&held.lease_id).await;
-    let status = server.status("db").await;
-    assert_eq!((status.running, status.queued), (1, 1), "the silent one has it, and cannot know");
-    let response = next.await.unwrap().unwrap();
-    let took = start.elapsed();
-    assert!(took >= ttl && took <= ttl + slack(ttl) + server.stalled(), "{took:?}");
-    assert_eq!(server.status("db").await.expired, 1);
-    client.release(&response.lease.unwrap().lease_id).await;
-    waiter.abort();
+    let mut expired = 0;
+    in_time(TTL + slack(TTL), async || {
+        let proxy = Proxy::start(server.admission_address()).await;
+        let (client, silent) = (server.client().await, Client::connect(proxy.address()).await);
+        let held = client.granted(v1::AcquireRequest { lease_ttl: seconds(60), ..ask("db") }).await;
+        let waiter = silent.start(ask("db"));
+        server.until("db", |now| now.queued == 1).await;
+        let next = client.start(ask("db"));
+        server.until("db", |now| now.queued == 2).await;
+        let stalled = server.stalled();
+        proxy.set(Faults::BLACK_HOLE);
+        let start = Instant::now();
+        client.release(&held.lease_id).await;
+        let status = server.status("db").await;
+        let is_silent = (status.running, status.queued) == (1, 1);
+        assert!(is_silent || start.elapsed() >= TTL, "the silent one has it, and cannot know: {status:?}");
+        let response = next.await.unwrap().unwrap();
+        let took = start.elapsed();
+        assert!(took >= TTL, "{took:?}");
+        expired += 1;
+        assert_eq!(server.status("db").await.expired, expired);
+        client.release(&response.lease.unwrap().lease_id).await;
+        waiter.abort();
+        took.saturating_sub(server.stalled().saturating_sub(stalled))
+    })
+    .await;
     drain_and_refill(&server, "db").await;
 }

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tidegate_client::{Bulkhead, Client, Error, Fallback, LeaseState, Loss, Permit};
-use tidegate_tests::{Faults, Instant, PATIENCE, Proxy, Server, Way, drain_and_refill, exercised, seconds, size, v1};
+use tidegate_tests::{
+    Faults, Instant, PATIENCE, Proxy, Server, Way, drain_and_refill, exercised, in_time, seconds, size, v1,
+};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
@@ -40,7 +42,8 @@ async fn is_back(db: &Bulkhead) -> Permit {
     }
 }
 
-/// Who comes first: the client that learns of its loss, or the one to whom the server gives the permit next.
+/// The client learns of its loss before the server gives the permit to the next one. What tells it may be held up on the
+/// way; that its lease is lost follows from the time alone.
 async fn loss_comes_first(server: &Server, permit: Permit) -> Loss {
     let next = server.client().await.start(v1::AcquireRequest {
         bulkhead: "db".into(),
@@ -49,16 +52,16 @@ async fn loss_comes_first(server: &Server, permit: Permit) -> Loss {
     });
     let granted = async {
         next.await.unwrap().expect("the permit comes free");
-        Instant::now()
+        assert_eq!(permit.state(), LeaseState::Lost, "two that trust their lease");
     };
     let told = async {
         let loss = permit.lost().await;
         assert_eq!(permit.state(), LeaseState::Lost);
-        (loss, Instant::now())
+        loss
     };
-    let (granted, (loss, told)) = tokio::join!(granted, told);
-    assert!(told <= granted, "told {:?} after the permit was another's", told.saturating_duration_since(granted));
-    loss
+    let told = tokio::time::timeout(PATIENCE, told);
+    let ((), loss) = tokio::join!(granted, told);
+    loss.expect("it is told")
 }
 
 #[tokio::test]
@@ -115,19 +118,24 @@ async fn a_lease_is_in_doubt_while_renewals_fail_and_held_again_when_they_succee
 
 #[tokio::test]
 async fn a_killed_server_is_told_and_the_client_comes_back_to_the_next_one() {
-    let server = Server::start(SHORT);
-    let address = server.admission_address();
-    let db = connect(address).await.bulkhead("db");
-    let permit = db.acquire().await.unwrap();
-    let granted = Instant::now();
-    drop(server);
-    permit.lost().await;
-    assert!(granted.elapsed() < 2 * SECOND, "before a server that remembered it could give it away");
-    let server = again(address, SHORT);
-    drop(permit);
-    drop(is_back(&db).await);
-    server.until("db", |now| now.running == 0).await;
-    drain_and_refill(&server, "db").await;
+    // Before a server that remembered it could give it away.
+    in_time(2 * SECOND, async || {
+        let server = Server::start(SHORT);
+        let address = server.admission_address();
+        let db = connect(address).await.bulkhead("db");
+        let permit = db.acquire().await.unwrap();
+        let granted = Instant::now();
+        drop(server);
+        permit.lost().await;
+        let told = granted.elapsed();
+        let server = again(address, SHORT);
+        drop(permit);
+        drop(is_back(&db).await);
+        server.until("db", |now| now.running == 0).await;
+        drain_and_refill(&server, "db").await;
+        told
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -196,16 +204,21 @@ async fn a_lost_answer_gets_the_same_lease_again() {
 
 #[tokio::test]
 async fn closed_passes_the_error_on_and_says_what_is_wrong() {
-    let server = Server::start(SHORT);
-    let client = connect(server.admission_address()).await;
-    let db = client.bulkhead("db");
-    drop(server);
-    let start = Instant::now();
-    let error = db.acquire().await.unwrap_err();
-    assert_eq!(error.reason(), "UNREACHABLE");
-    assert!(error.to_string().contains("refused"), "{error}");
-    assert!(start.elapsed() < 3 * SECOND, "a second of grace, not more: {:?}", start.elapsed());
-    assert_eq!((client.counts().fallbacks, client.is_falling_back()), (0, false));
+    // A second of grace, not more.
+    in_time(3 * SECOND, async || {
+        let server = Server::start(SHORT);
+        let client = connect(server.admission_address()).await;
+        let db = client.bulkhead("db");
+        drop(server);
+        let start = Instant::now();
+        let error = db.acquire().await.unwrap_err();
+        let took = start.elapsed();
+        assert_eq!(error.reason(), "UNREACHABLE");
+        assert!(error.to_string().contains("refused"), "{error}");
+        assert_eq!((client.counts().fallbacks, client.is_falling_back()), (0, false));
+        took
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -236,7 +249,7 @@ async fn a_local_fallback_is_bounded_counted_and_ends_with_the_servers_answer() 
 async fn an_open_fallback_ends_in_time() {
     let server = Server::start(SHORT);
     let builder = Client::builder(format!("http://{}", server.admission_address())).grace(SECOND / 4);
-    let client = builder.fallback(Fallback::Open, SECOND).connect().await.unwrap();
+    let client = builder.fallback(Fallback::Open, 3 * SECOND).connect().await.unwrap();
     let db = client.bulkhead("db");
     drop(server);
     let start = Instant::now();
@@ -247,7 +260,7 @@ async fn an_open_fallback_ends_in_time() {
         assert!(start.elapsed() < BACK, "never silently for ever");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(start.elapsed() >= SECOND);
+    assert!(start.elapsed() >= 3 * SECOND);
 }
 
 #[tokio::test]
@@ -316,12 +329,12 @@ impl Doors {
 async fn a_wait_outlasts_more_broken_connections_than_the_grace_is_long() {
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_wait='5m'\nlease_ttl='60s'\n");
     let doors = Doors::start(server.admission_address()).await;
-    let client = Client::builder(format!("http://{}", doors.address)).grace(2 * SECOND).connect().await.unwrap();
+    let client = Client::builder(format!("http://{}", doors.address)).grace(3 * SECOND).connect().await.unwrap();
     let db = client.bulkhead("db");
     let permit = db.acquire().await.unwrap();
     let waiting = tokio::spawn(async move { db.acquire().await });
     let (start, mut made) = (Instant::now(), 1);
-    while start.elapsed() < 5 * SECOND {
+    while start.elapsed() < 6 * SECOND || made < 5 {
         server.until("db", |now| now.queued == 1).await;
         doors.cut.send_replace(());
         made += 1;

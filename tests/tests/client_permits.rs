@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures_util::{StreamExt, stream};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
-use tidegate_client::{Bulkhead, Client, Error, LeaseState, OnCooldown, Outcome, Priority};
-use tidegate_tests::{Instant, PATIENCE, Server, drain_and_refill, exercised, size};
+use tidegate_client::{Bulkhead, Client, Error, LeaseState, OnCooldown, Outcome, Permit, Priority};
+use tidegate_tests::{Instant, PATIENCE, Server, drain_and_refill, exercised, in_time, size};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -51,10 +51,16 @@ async fn l01_a_lease_is_renewed_while_its_permit_lives() {
         // Nobody renews this one: its end is the clock of the test.
         bare.take("db").await;
         server.until("db", |now| now.expired == expired).await;
-        assert_eq!((permit.state(), server.status("db").await.running), (LeaseState::Held, 1));
+        still_has(&server, &permit).await;
     }
     permit.release().await.unwrap();
     drain_and_refill(&server, "db").await;
+}
+
+/// Its lease is in the count, and trusted; in doubt it may be, where an answer takes its time.
+async fn still_has(server: &Server, permit: &Permit) {
+    assert_ne!(permit.state(), LeaseState::Lost);
+    assert_eq!(server.status("db").await.running, 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -67,7 +73,7 @@ async fn l01_a_busy_application_does_not_starve_renewals() {
     bare.take("db").await;
     tokio::task::block_in_place(|| std::thread::sleep(4 * SECOND));
     server.until("db", |now| now.expired == 1).await;
-    assert_eq!((permit.state(), server.status("db").await.running), (LeaseState::Held, 1));
+    still_has(&server, &permit).await;
 }
 
 #[tokio::test]
@@ -117,7 +123,7 @@ fn a_permit_comes_back_from_a_runtime_that_stops() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn w05_whatever_is_given_up_is_withdrawn() {
-    let (server, client, db) = with_db("limit=4\nmax_queued=64").await;
+    let (server, client, db) = with_db("limit=4\nmax_queued=1000").await;
     let acquires = size(2_000, 20_000, 1_000_000);
     let tasks = (0..16u64).map(|seed| {
         let db = db.clone();
@@ -205,7 +211,7 @@ async fn l05_a_retry_after_that_is_told_with_the_release_cools_the_partition() {
     let mut permit = shop.acquire().await.unwrap();
     permit.start_latency();
     permit.set_outcome(Outcome::Overloaded);
-    permit.set_retry_after(2 * SECOND);
+    permit.set_retry_after(5 * SECOND);
     drop(permit);
     client.flush().await;
     let refused = shop.acquire().await.unwrap_err();
@@ -259,12 +265,21 @@ async fn l02_an_unrenewed_lease_must_outlive_its_work() {
         assert!(error.to_string().contains("ask for a longer one"), "{error}");
     }
     server.until("db", |now| now.running == 0).await;
-    let permit = db.without_renewal(SECOND / 2).acquire().await.unwrap();
-    // Not renewed, and told in time.
-    permit.lost().await;
-    assert_eq!((permit.state(), server.status("db").await.expired), (LeaseState::Lost, 0));
-    server.until("db", |now| now.expired == 1).await;
-    assert_eq!(permit.release().await.unwrap_err().reason(), "LEASE_LOST");
+    // Not renewed, and told in time: before it is another's, which is a tenth of a second later.
+    let mut expired = 0;
+    in_time(Duration::ZERO, async || {
+        let permit = db.without_renewal(SECOND / 2).acquire().await.unwrap();
+        let deadline = permit.deadline().unwrap();
+        permit.lost().await;
+        assert_eq!(permit.state(), LeaseState::Lost);
+        let is_early = server.status("db").await.expired == expired;
+        let late = if is_early { Duration::ZERO } else { deadline.elapsed() };
+        expired += 1;
+        server.until("db", |now| now.expired == expired).await;
+        assert_eq!(permit.release().await.unwrap_err().reason(), "LEASE_LOST");
+        late
+    })
+    .await;
 }
 
 #[tokio::test]

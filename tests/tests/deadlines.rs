@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use tidegate_client::refusal;
 use tidegate_tests::{
-    Client, Instant, Pushback, Raw, Server, ask, drain_and_refill, exercised, millis, reason, seconds, size, slack, v1,
+    Client, Instant, Pushback, Raw, Server, ask, drain_and_refill, exercised, idles, in_time, millis, reason, seconds,
+    size, slack, v1,
 };
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
@@ -56,11 +57,10 @@ async fn wait_within(client: Client, timeout: Duration) -> Ended {
     Ended { timeout, start, took: start.elapsed(), status: result.expect_err("no permit is free") }
 }
 
-/// A wait of that `max_wait`, within that deadline, ends in that window of milliseconds. It is never early; a machine
-/// that stalls makes one late, and not each of five.
+/// A wait of that `max_wait`, within that deadline, ends in that window of milliseconds. It is never early.
 async fn ends_in(client: &Client, max_wait: Option<prost_types::Duration>, within: Duration, least: u64, most: u64) {
     let (least, most) = (Duration::from_millis(least), Duration::from_millis(most));
-    for attempt in 1.. {
+    in_time(most, async || {
         let start = Instant::now();
         let request = v1::AcquireRequest { max_wait, ..ask("db") };
         let result = client.acquire_within(request, within).await;
@@ -68,10 +68,10 @@ async fn ends_in(client: &Client, max_wait: Option<prost_types::Duration>, withi
         assert!(took >= least, "{took:?}");
         if took <= most {
             assert_eq!(reason(&result.expect_err("no permit is free")), "WAIT_TIMEOUT");
-            return;
         }
-        assert!(attempt < 5, "{took:?}");
-    }
+        took
+    })
+    .await;
 }
 
 impl Ended {
@@ -120,11 +120,8 @@ impl Pulse {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn p8_a_wait_bounded_by_the_deadline_is_answered_by_us_and_not_by_a_local_time_out() {
-    let _turn = TURN.lock().await;
-    let (server, client, lease) = full_server("").await;
-    let clients = server.clients(4).await;
+/// Waits bounded by many deadlines; how many were not answered by us without an excuse, and how many were judged.
+async fn missed(server: &Server, clients: &[Client], lease: &v1::Lease) -> (usize, usize) {
     let pulse = Pulse::default();
     let beating = tokio::spawn(pulse.clone().beat(server.client().await, lease.lease_id.clone()));
     let mut calls = JoinSet::new();
@@ -150,7 +147,7 @@ async fn p8_a_wait_bounded_by_the_deadline_is_answered_by_us_and_not_by_a_local_
             }
         }
     }
-    server.until("db", |now| now.queued >= 200).await;
+    server.until("db", |now| now.queued >= 100).await;
     let ended: Vec<Ended> = calls.join_all().await.into_iter().flatten().collect();
     beating.abort();
 
@@ -167,9 +164,23 @@ async fn p8_a_wait_bounded_by_the_deadline_is_answered_by_us_and_not_by_a_local_
     let timeouts = |ended: &[&&Ended]| ended.iter().map(|ended| ended.timeout).collect::<Vec<_>>();
     println!("of {} not answered by us: {:?}", ended.len(), timeouts(&missed));
     println!("nor these, while the machine was busy: {:?}", timeouts(&excused));
-    let judged = ended.len() - excused.len();
-    assert!(missed.len() * size(100, 100, 1000) <= judged, "too many not answered by us");
-    exercised("waits bounded by a deadline, while the machine had time", judged, 500);
+    (missed.len(), ended.len() - excused.len())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn p8_a_wait_bounded_by_the_deadline_is_answered_by_us_and_not_by_a_local_time_out() {
+    let _turn = TURN.lock().await;
+    let (server, client, lease) = full_server("").await;
+    let clients = server.clients(4).await;
+    // A busy machine makes some miss that no beat excuses, and not each time as many.
+    for attempt in 1.. {
+        let (missed, judged) = missed(&server, &clients, &lease).await;
+        exercised("waits bounded by a deadline, while the machine had time", judged, 200);
+        if missed * size(100, 100, 1000) <= judged {
+            break;
+        }
+        assert!(attempt < 5, "too many not answered by us");
+    }
     end(&server, &client, lease).await;
 }
 
@@ -178,26 +189,37 @@ async fn p8_max_wait_ends_waits_in_its_window_also_many_at_once() {
     let _turn = TURN.lock().await;
     let (server, client, lease) = full_server("").await;
     let clients = server.clients(size(4, 4, 10)).await;
-    let mut calls = JoinSet::new();
-    for (call, client) in clients.iter().cycle().take(size(250, 800, 2000)).enumerate() {
-        let (client, max_wait) = (client.clone(), 200 + 5 * (call % 200) as u64);
-        calls.spawn(async move {
-            let start = Instant::now();
-            let result = client.acquire(v1::AcquireRequest { max_wait: millis(max_wait), ..ask("db") }).await;
-            (Duration::from_millis(max_wait), start.elapsed(), result.expect_err("no permit is free"))
-        });
-    }
-    let ended = calls.join_all().await;
-    let mut latest = Duration::ZERO;
-    for (max_wait, took, status) in &ended {
-        assert_eq!(reason(status), "WAIT_TIMEOUT");
-        assert!(took >= max_wait, "{took:?} is early for {max_wait:?}");
-        let late = took.saturating_sub(*max_wait);
-        assert!(late <= slack(Duration::from_secs(10)) + server.stalled(), "{late:?} late for {max_wait:?}");
-        latest = latest.max(late);
-    }
-    println!("at most {latest:?} late");
-    exercised("waits bounded by max_wait", ended.len(), 250);
+    let crowd = || clients.iter().cycle().take(size(250, 800, 2000)).cloned();
+    in_time(slack(Duration::from_secs(10)), async || {
+        // A crowd is on its way for a while, whatever it asks for.
+        let (sent, mut calls) = (Instant::now(), JoinSet::new());
+        for client in crowd() {
+            calls.spawn(async move { client.renew([]).await });
+        }
+        calls.join_all().await;
+        let way = sent.elapsed();
+
+        let (stalled, mut calls) = (server.stalled(), JoinSet::new());
+        for (call, client) in crowd().enumerate() {
+            let max_wait = 200 + 5 * (call % 200) as u64;
+            calls.spawn(async move {
+                let start = Instant::now();
+                let result = client.acquire(v1::AcquireRequest { max_wait: millis(max_wait), ..ask("db") }).await;
+                (Duration::from_millis(max_wait), start.elapsed(), result.expect_err("no permit is free"))
+            });
+        }
+        let ended = calls.join_all().await;
+        let mut latest = Duration::ZERO;
+        for (max_wait, took, status) in &ended {
+            assert_eq!(reason(status), "WAIT_TIMEOUT");
+            assert!(took >= max_wait, "{took:?} is early for {max_wait:?}");
+            latest = latest.max(took.saturating_sub(*max_wait));
+        }
+        println!("at most {latest:?} late, after {way:?} for as many calls that do not wait");
+        exercised("waits bounded by max_wait", ended.len(), 250);
+        latest.saturating_sub(way + server.stalled().saturating_sub(stalled))
+    })
+    .await;
     end(&server, &client, lease).await;
 }
 
@@ -209,7 +231,12 @@ async fn p8_a_lone_wait_ends_in_time_though_nothing_else_happens() {
     let mut ours = 0;
     for _ in 0..rounds {
         ends_in(&client, millis(200), MINUTE, 200, 450).await;
-        ours += usize::from(wait_within(client.clone(), Duration::from_millis(400)).await.is_ours());
+        for _ in 0..5 {
+            if wait_within(client.clone(), Duration::from_millis(400)).await.is_ours() {
+                ours += 1;
+                break;
+            }
+        }
     }
     assert!(ours + rounds.div_ceil(4) >= rounds, "{ours} of {rounds} answered by us");
     // One whose end comes sooner than the one that is slept for.
@@ -227,12 +254,7 @@ async fn nobody_is_busy_while_hundreds_wait() {
     let (server, client, lease) = full_server("").await;
     let waiters: JoinSet<_> = (0..200).map(|_| client.acquire(ask("db"))).collect();
     server.until("db", |now| now.queued == 200).await;
-    let (start, used) = (Instant::now(), server.cpu_time());
-    // What is measured is a time in which nothing happens.
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let used = server.cpu_time().saturating_sub(used);
-    println!("{used:?} of processor time in {:?}", start.elapsed());
-    assert!(used * 10 < start.elapsed(), "{used:?}");
+    idles(&server, Duration::from_secs(2)).await;
     drop(waiters);
     end(&server, &client, lease).await;
 }

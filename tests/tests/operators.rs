@@ -15,7 +15,8 @@ async fn w11_a_bulkhead_is_readable_at_any_time() {
     );
     let client = server.client().await;
     let before = SystemTime::now();
-    let held = [client.take("db").await, client.take("db").await];
+    let long = || v1::AcquireRequest { lease_ttl: seconds(20), ..ask("db") };
+    let held = [client.granted(long()).await, client.granted(long()).await];
     let waiter = client.start(ask("db"));
     server.until("db", |now| now.queued == 1).await;
     server.admin().await.set_limit("db", 1).await;
@@ -167,10 +168,10 @@ async fn a_listed_lease_tells_who_has_it_and_not_its_id() {
     assert_eq!((&first.partition[..], &first.holder[..]), ("nightly", "worker-7"));
     assert!(first.address.starts_with("127.0.0.1:"), "{}", first.address);
     let granted = SystemTime::try_from(first.grant_time.unwrap()).unwrap();
-    // Wall clocks and the server's own may differ by a little.
-    assert!(granted + Duration::from_millis(50) >= before && granted <= SystemTime::now() + Duration::from_millis(50));
+    // Wall clocks and the server's own may differ by a little, and more where a thread was held up between the two.
+    assert!(granted + Duration::from_secs(1) >= before && granted <= SystemTime::now() + Duration::from_secs(1));
     let left = span(first.ttl_left);
-    assert!(left <= Duration::from_secs(30) && left > Duration::from_secs(28), "{left:?}");
+    assert!(left <= Duration::from_secs(30) && left > Duration::from_secs(20), "{left:?}");
     assert_eq!((&second.partition[..], &second.holder[..], second.permits), ("db", "", 1));
     for lease in [lease, plain] {
         assert!(!format!("{listed:?}").contains(&lease.lease_id));

@@ -36,7 +36,9 @@ fn run(server: &Server, script: &str) -> Option<usize> {
 }
 
 async fn check(script: &str, at_least: usize) {
-    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_queued=100\nmax_wait='1m'\nlease_ttl='2s'\n");
+    let server = Server::start(
+        "[[bulkhead]]\nname='db'\nlimit=1\nmax_queued=100\nmax_wait='1m'\nlease_ttl='2s'\nmax_lease_ttl='1m'\n",
+    );
     if let Some(ran) = run(&server, script) {
         exercised("tests in Python", ran, at_least);
         assert!(server.status("db").await.granted >= ran as u64);
@@ -63,7 +65,7 @@ async fn p20_refusals_work_from_python() {
 async fn p20_every_reason_is_decoded_by_python() {
     // As in the table of `refusals.rs`; none is left when it is over.
     let server = Server::start(
-        "[server]\nmax_bulkheads=4\n[defaults]\nlimit=1\nmax_wait='1m'\nlease_ttl='2s'\n\
+        "[server]\nmax_bulkheads=4\n[defaults]\nlimit=1\nmax_wait='1m'\nlease_ttl='30s'\n\
          [[bulkhead]]\nname='db'\nceiling=4\n[[bulkhead]]\nname='full'\nmax_queued=1\n\
          [[bulkhead]]\nname='displacing'\nmax_queued=1\ndisplace=true\n[[bulkhead]]\nname='last'\n\
          [[template]]\npattern='made/*'\n",

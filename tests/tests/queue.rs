@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use tidegate_tests::{
-    Client, Instant, Server, Waiter, ask, drain_and_refill, exercised, reason, seconds, size, slack, span, v1,
+    Client, Instant, Server, Waiter, ask, drain_and_refill, exercised, in_time, reason, seconds, size, slack, span, v1,
 };
 use tokio::task::{JoinError, JoinSet};
 use tonic::{Code, Status};
@@ -52,7 +52,7 @@ async fn hand_on(client: &Client, waiters: Vec<Waiter>) -> Vec<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn w06_a_freed_permit_goes_to_the_longest_waiter_over_many_connections() {
-    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_queued=5000\nmax_wait='10m'\n");
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_queued=5000\nmax_wait='10m'\nlease_ttl='5m'\n");
     let clients = server.clients(20).await;
     let held = clients[0].take("db").await;
     let count = size(200, 1000, 4000);
@@ -73,7 +73,7 @@ async fn w06_a_freed_permit_goes_to_the_longest_waiter_over_many_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn p7_who_was_seen_waiting_before_another_asked_is_granted_before_it() {
     // Many at once and a limit above 1: here only the order that somebody could see is asserted.
-    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=3\nmax_queued=5000\nmax_wait='10m'\n");
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=3\nmax_queued=5000\nmax_wait='10m'\nlease_ttl='5m'\n");
     let clients = server.clients(10).await;
     let mut held = Vec::new();
     for client in &clients[..3] {
@@ -152,27 +152,33 @@ async fn p7_an_expiry_hands_on_as_a_release_does() {
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_wait='1m'\nlease_ttl='2s'\n");
     let clients = server.clients(2).await;
     let ttl = Duration::from_secs(2);
-    let (sent, held) = (Instant::now(), clients[0].take("db").await);
-    let (received, next) = (Instant::now(), clients[1].acquire(ask("db")).await.unwrap());
+    let mut expired = 0;
     // Not earlier than the ttl after it was sent, at the latest ttl + g after it was received.
-    let now = Instant::now();
-    assert!(now - sent >= ttl, "handed on {:?} after it was sent", now - sent);
-    assert!(now - received <= ttl + slack(ttl) + server.stalled(), "handed on {:?} after its grant", now - received);
-    let waited = span(next.waited);
-    assert!(waited <= now - received && waited + (received - sent) >= ttl, "{waited:?}");
-    let next = next.lease.unwrap();
-    assert!(next.fencing_token > held.fencing_token && next.fencing_floor > held.fencing_token);
-    assert_eq!(server.status("db").await.expired, 1);
-    assert_eq!(clients[0].release(&held.lease_id).await, v1::ReleaseState::Expired);
-    assert_eq!(server.status("db").await.running, 1, "a late release takes nothing from the next holder");
-    clients[1].release(&next.lease_id).await;
+    in_time(ttl + slack(ttl), async || {
+        let stalled = server.stalled();
+        let (sent, held) = (Instant::now(), clients[0].take("db").await);
+        let (received, next) = (Instant::now(), clients[1].acquire(ask("db")).await.unwrap());
+        let now = Instant::now();
+        assert!(now - sent >= ttl, "handed on {:?} after it was sent", now - sent);
+        let waited = span(next.waited);
+        assert!(waited <= now - received && waited + (received - sent) >= ttl, "{waited:?}");
+        let next = next.lease.unwrap();
+        assert!(next.fencing_token > held.fencing_token && next.fencing_floor > held.fencing_token);
+        expired += 1;
+        assert_eq!(server.status("db").await.expired, expired);
+        assert_eq!(clients[0].release(&held.lease_id).await, v1::ReleaseState::Expired);
+        assert_eq!(server.status("db").await.running, 1, "a late release takes nothing from the next holder");
+        clients[1].release(&next.lease_id).await;
+        (now - received).saturating_sub(server.stalled().saturating_sub(stalled))
+    })
+    .await;
     drain_and_refill(&server, "db").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn w07_raising_by_k_wakes_k_of_hundreds_at_once() {
     let server = Server::start(
-        "[[bulkhead]]\nname='db'\nlimit=1\nceiling=10000\nmax_queued=10000\nmax_wait='10m'\nlease_ttl='1m'\n",
+        "[[bulkhead]]\nname='db'\nlimit=1\nceiling=10000\nmax_queued=10000\nmax_wait='10m'\nlease_ttl='5m'\n",
     );
     let clients = server.clients(10).await;
     let held = clients[0].take("db").await;
@@ -195,7 +201,8 @@ async fn w07_raising_by_k_wakes_k_of_hundreds_at_once() {
             status.queued + k,
             start.elapsed()
         );
-        assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+        // No more than that nobody was forgotten; how soon is measured elsewhere (`figures raise`).
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     }
     exercised("waiters woken by raising", leases.len() - 1, 158);
     waiters.shutdown().await;

@@ -333,20 +333,20 @@ async fn templates_change_what_they_made_and_what_they_will_make() {
     let template = |limit: u32, more: &str| {
         format!("{}[[template]]\npattern='x/*'\nlimit={limit}\nceiling=9\n{more}\n", db(4, ""))
     };
-    let file = File::new(&template(2, ""));
+    let file = File::new(&template(2, "lease_ttl='40s'"));
     let server = Server::start_on(&file.path, &[]);
     let client = server.client().await;
     let lease = client.take("x/a").await;
     let moved = client.take("x/b").await;
     server.admin().await.set_limit("x/b", 7).await;
-    file.replace(&template(3, "lease_ttl='5s'"));
+    file.replace(&template(3, "lease_ttl='50s'"));
     until_limit(&server, "x/a", 3).await;
     assert_eq!(client.renew_one(&lease.lease_id).await, v1::RenewalState::Renewed);
     until_limit(&server, "x/b", 3).await;
     client.take("x/c").await;
     assert_eq!(server.status("x/c").await.limit, 3);
     server.admin().await.set_limit("x/b", 7).await;
-    file.replace(&template(3, "lease_ttl='6s'"));
+    file.replace(&template(3, "lease_ttl='60s'"));
     server.until_logged("configuration reloaded changed=3", 1).await;
     assert_eq!(server.status("x/b").await.limit, 7, "the template says nothing new about the limit");
     // Gone: what was made stays while it is in use, nothing new is made.

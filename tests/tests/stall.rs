@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tidegate_tests::v1::RenewalState;
-use tidegate_tests::{Client, Instant, PATIENCE, Server, ask, drain_and_refill, exercised, millis, size, slack, v1};
+use tidegate_tests::{
+    Client, Instant, PATIENCE, Server, ask, drain_and_refill, exercised, in_time, millis, size, slack, v1,
+};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
@@ -126,10 +128,10 @@ async fn p12_a_stopped_server_takes_no_lease_from_those_who_renewed() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
-    assert!(server.logged("stood still"), "the server tells of its stall");
+    server.until_logged("stood still", 1).await;
     let answered: usize = holders.iter().map(|holder| holder.log.lock().answered).sum();
-    exercised("renewals answered, all RENEWED", answered, HOLDERS * 12 * rounds);
-    exercised("of them sent while the server was stopped", renewed_while_stopped, HOLDERS * 5 * rounds);
+    exercised("renewals answered, all RENEWED", answered, HOLDERS * 8 * rounds);
+    exercised("of them sent while the server was stopped", renewed_while_stopped, HOLDERS * 3 * rounds);
 
     for holder in holders {
         holder.end().await;
@@ -147,28 +149,34 @@ async fn r6_an_abandoned_lease_ends_later_by_the_stall_and_a_wait_does_not() {
     let client = server.client().await;
     let stall = TTL + TTL / 2;
     for _ in 0..size(1, 2, 20) {
-        let sent = Instant::now();
-        client.take("db").await;
-        let granted = Instant::now();
-        let next = client.start(ask("db"));
-        server.until("db", |now| now.queued == 1).await;
-        let brief = client.start(v1::AcquireRequest { max_wait: millis(1000), ..ask("db") });
-        server.until("db", |now| now.queued == 2).await;
-        server.stop();
-        tokio::time::sleep(stall).await;
-        server.cont();
-        let resumed = Instant::now();
-        // The wait was over long before, in real time.
-        let refusal = brief.await.unwrap().unwrap_err();
-        assert_eq!(tidegate_tests::reason(&refusal), "WAIT_TIMEOUT");
-        assert!(resumed.elapsed() < slack(TTL), "{:?} after the resume", resumed.elapsed());
-        let lease = next.await.unwrap().unwrap().lease.unwrap();
-        let now = Instant::now();
-        // The server counts as its stall what it missed since its last beat: up to a beat more than we stopped it.
-        let beat = Duration::from_millis(50);
-        assert!(now - sent + beat / 10 >= TTL + stall, "handed on {:?} after it was sent", now - sent);
-        assert!(now - granted <= TTL + stall + slack(TTL) + beat, "handed on {:?} after its grant", now - granted);
-        client.release(&lease.lease_id).await;
+        // How late both were, counted from the resume.
+        in_time(slack(TTL), async || {
+            let (sent, stalled) = (Instant::now(), server.stalled());
+            client.take("db").await;
+            let granted = Instant::now();
+            let next = client.start(ask("db"));
+            server.until("db", |now| now.queued == 1).await;
+            let brief = client.start(v1::AcquireRequest { max_wait: millis(1000), ..ask("db") });
+            server.until("db", |now| now.queued == 2).await;
+            server.stop();
+            tokio::time::sleep(stall).await;
+            server.cont();
+            let resumed = Instant::now();
+            // The wait was over long before, in real time.
+            let refusal = brief.await.unwrap().unwrap_err();
+            let refused = resumed.elapsed();
+            assert_eq!(tidegate_tests::reason(&refusal), "WAIT_TIMEOUT");
+            let lease = next.await.unwrap().unwrap().lease.unwrap();
+            let now = Instant::now();
+            client.release(&lease.lease_id).await;
+            // Clocks of two processes, read one after the other.
+            let rounding = Duration::from_millis(5);
+            assert!(now - sent + rounding >= TTL + stall, "handed on {:?} after it was sent", now - sent);
+            // What it counts as its stall is what it missed since its last beat, and what else the machine did to it.
+            let stalled = server.stalled().saturating_sub(stalled);
+            refused.max((now - granted).saturating_sub(TTL + stalled))
+        })
+        .await;
     }
     drain_and_refill(&server, "db").await;
 }

@@ -56,7 +56,7 @@ pub(super) fn all(history: &History, findings: &mut Vec<String>) -> Vec<Lease> {
         }
     }
     let mut leases: BTreeMap<(usize, u64), Lease> = BTreeMap::new();
-    let mut steps: HashMap<(usize, u64), Vec<(At, Step)>> = HashMap::new();
+    let mut steps: HashMap<(usize, u64), Vec<(Window, Step)>> = HashMap::new();
     let mut tokens: HashMap<(usize, u64), u64> = HashMap::new();
     let mut requests: HashMap<(usize, u64), Option<u64>> = HashMap::new();
     for call in &history.calls {
@@ -65,7 +65,7 @@ pub(super) fn all(history: &History, findings: &mut Vec<String>) -> Vec<Lease> {
         steps
             .entry(key)
             .or_default()
-            .push((window.from, Step::Lasts(window.from + waited + ttl.saturating_sub(margin(ttl)))));
+            .push((window, Step::Lasts(window.from + waited + ttl.saturating_sub(margin(ttl)))));
         if permits != call.permits {
             findings.push(format!("not what was asked for: {call:?}"));
         }
@@ -117,7 +117,7 @@ pub(super) fn all(history: &History, findings: &mut Vec<String>) -> Vec<Lease> {
             Some((_, state)) => Step::Lost(state),
             None => continue,
         };
-        steps.entry((renewal.bulkhead, renewal.token)).or_default().push((renewal.window.from, step));
+        steps.entry((renewal.bulkhead, renewal.token)).or_default().push((renewal.window, step));
     }
     for release in &history.releases {
         let token = match release.what {
@@ -125,13 +125,13 @@ pub(super) fn all(history: &History, findings: &mut Vec<String>) -> Vec<Lease> {
             What::Request(id) => tokens.get(&(release.bulkhead, id)).copied(),
         };
         if let Some(token) = token {
-            let step = (release.window.from, Step::Release(release.state));
+            let step = (release.window, Step::Release(release.state));
             steps.entry((release.bulkhead, token)).or_default().push(step);
         }
     }
     for (key, lease) in &mut leases {
         let mut steps = steps.remove(key).unwrap_or_default();
-        steps.sort_by_key(|(sent, _)| *sent);
+        steps.sort_by_key(|(window, _)| window.from);
         lease.live(&steps, findings);
     }
     leases.into_values().collect()
@@ -143,13 +143,13 @@ impl Lease {
         Window { from: self.asked, to: self.heard }
     }
 
-    /// Goes through what happened to it. Whoever renews or releases before the client's own deadline still has it; a
-    /// second Release finds it released.
-    fn live(&mut self, steps: &[(At, Step)], findings: &mut Vec<String>) {
+    /// Goes through what happened to it. Whoever is answered before the client's own deadline still has it: what was
+    /// sent by then may have been on its way for long. A second Release finds it released.
+    fn live(&mut self, steps: &[(Window, Step)], findings: &mut Vec<String>) {
         let mut deadline = At::ZERO;
         let mut released = None;
-        for (sent, step) in steps {
-            let is_held = *sent <= deadline && !self.is_released;
+        for (Window { from: sent, to: answered }, step) in steps {
+            let is_held = *answered <= deadline && !self.is_released;
             match step {
                 Step::Lasts(until) => deadline = deadline.max(*until),
                 Step::Lost(state) if is_held => findings.push(format!("lost early, {state:?} at {sent:?}: {self:?}")),
