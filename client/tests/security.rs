@@ -103,7 +103,7 @@ async fn a_permission_that_is_refused_says_what_to_do_and_starts_no_fallback() {
         (Code::Unauthenticated, "NO_CREDENTIALS", "send credentials with ClientBuilder::metadata"),
     ] {
         let builder = Client::builder(refusing(code, reason).await);
-        let client = builder.fallback(Fallback::Open, std::time::Duration::from_secs(60)).connect().await.unwrap();
+        let client = builder.fallback(Fallback::Open, std::time::Duration::from_mins(1)).connect().await.unwrap();
         let error = client.bulkhead("db").acquire().await.unwrap_err();
         assert!(matches!(&error, Error::Refused(refusal) if refusal.code == code), "{error:?}");
         assert_eq!(error.reason(), reason);
