@@ -27,8 +27,8 @@ const LONGEST_HOLDER: usize = 256;
 /// those that ask oftener.
 pub(crate) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// An application's side of Tidegate. Cheap to clone; all clones share one connection (two when more than 200 calls wait)
-/// and one thread, which renews leases and gives late permits back. Make one for each process.
+/// An application's side of Tidegate. Cheap to clone; all clones share one connection (two when more than 200 calls wait;
+/// at most 400 may) and one thread, which renews leases and gives late permits back. Make one for each process.
 ///
 /// ```no_run
 /// # async fn work() {}

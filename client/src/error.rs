@@ -181,6 +181,7 @@ fn advice(reason: &str) -> &'static str {
         "NOT_ALLOWED" => "; this identity may not use it: ask an operator for the permission, or check the credentials",
         "BULKHEAD_CLOSED" => "; an operator closed it and must open it again",
         "PERMITS_EXCEED_CEILING" => "; ask for fewer permits, or have the ceiling raised",
+        "CLIENT_CAP_REACHED" => "; bound the work that may wait, or use one Client more",
         "CONCURRENCY_CAPACITY_EXHAUSTED" => "; or wait for a permit by a longer max_wait",
         _ => "",
     }

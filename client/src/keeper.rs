@@ -14,7 +14,7 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::Streaming;
+use tonic::{Code, Streaming};
 
 use crate::client::Config;
 use crate::error::Error;
@@ -78,10 +78,16 @@ impl Keeper {
             look: None,
             open_at: now(),
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let failed = |error: std::io::Error| config.no_answer(&error);
-        let (runtime, run_lines, open) = (runtime.map_err(failed)?, lines.clone(), releases.open());
+        let (run_lines, open) = (lines.clone(), releases.open());
+        let (told, started) = std::sync::mpsc::sync_channel(1);
+        // A runtime must not be dropped by the caller's, so all of it lives and dies on the thread.
         let run = move || {
+            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => return drop(told.send(Err(error))),
+            };
+            drop(told.send(Ok(())));
             runtime.block_on(async {
                 tokio::select! {
                     // First, so that what was handed in is begun in any case.
@@ -89,10 +95,12 @@ impl Keeper {
                     () = thread.run(run_lines, jobs) => {}
                     () = stopped.cancelled() => {}
                 }
-                let _ = timeout(LAST_WORDS, open.wait()).await;
+                let _ = timeout(LAST_WORDS, open.done()).await;
             });
         };
         std::thread::Builder::new().name("tidegate-client".into()).spawn(run).map_err(failed)?;
+        let gone = |_| std::io::Error::other("the client's thread ended at once");
+        started.recv().map_err(gone).flatten().map_err(failed)?;
         Ok(Self { config, lines, releases, granted, _running: running })
     }
 
@@ -152,7 +160,7 @@ impl Keeper {
 
     /// Completes when everything it was told before is done.
     pub(crate) async fn flush(&self) {
-        self.releases.open().wait().await;
+        self.releases.open().done().await;
     }
 }
 
@@ -260,6 +268,9 @@ async fn open(config: Arc<Config>, line: Arc<Line>, at: Instant) -> Option<Strea
     let mut stub = session.stub.clone();
     match timeout(PROMPT, stub.renew_leases(config.request(ReceiverStream::new(receiver)))).await {
         Ok(Ok(answers)) => return Some(Stream { requests, answers: answers.into_inner(), session }),
+        Ok(Err(status)) if status.code() == Code::Unimplemented => {
+            tracing::warn!(problem = %config.wrong_server("RenewLeases"), "leases cannot be renewed");
+        }
         Ok(Err(status)) => tracing::debug!(%status, "the stream of renewals did not open"),
         Err(_) => session.cut(),
     }

@@ -12,6 +12,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
+use tonic::Code;
 
 use crate::backoff::{Backoff, Jitter};
 use crate::client::Config;
@@ -30,7 +31,43 @@ const AGAIN: Backoff = Backoff::exponential(Duration::from_millis(50), Duration:
 #[derive(Debug)]
 pub(crate) struct Releases {
     queue: mpsc::UnboundedSender<Job>,
-    open: TaskTracker,
+    open: Open,
+}
+
+/// What is not done yet. Each wait for it begins a new generation, so that it does not wait for what comes later.
+#[derive(Clone, Debug)]
+pub(crate) struct Open(Arc<parking_lot::Mutex<Vec<TaskTracker>>>);
+
+impl Open {
+    fn new() -> Self {
+        Self(Arc::new(parking_lot::Mutex::new(vec![Self::generation()])))
+    }
+
+    fn generation() -> TaskTracker {
+        let generation = TaskTracker::new();
+        // Closed, it can be waited for; it goes on to count.
+        generation.close();
+        generation
+    }
+
+    fn token(&self) -> TaskTrackerToken {
+        // There is always a latest one.
+        self.0.lock().last().map_or_else(|| Self::generation().token(), TaskTracker::token)
+    }
+
+    /// Completes when all that was handed in before is done.
+    pub(crate) async fn done(&self) {
+        let before = {
+            let mut generations = self.0.lock();
+            generations.retain(|generation| !generation.is_empty());
+            let before = generations.clone();
+            generations.push(Self::generation());
+            before
+        };
+        for generation in before {
+            generation.wait().await;
+        }
+    }
 }
 
 /// What was handed in and not taken yet.
@@ -50,10 +87,7 @@ struct Job {
 impl Releases {
     pub(crate) fn new() -> (Self, Jobs) {
         let (queue, jobs) = mpsc::unbounded_channel();
-        let open = TaskTracker::new();
-        // Closed, it can be waited for; it goes on to count.
-        open.close();
-        (Self { queue, open }, Jobs(jobs))
+        (Self { queue, open: Open::new() }, Jobs(jobs))
     }
 
     /// Releases, and tries it until then; answers where to wait for that, if `wanted`.
@@ -69,8 +103,8 @@ impl Releases {
         released
     }
 
-    /// Whom to ask when nothing is open any more.
-    pub(crate) fn open(&self) -> TaskTracker {
+    /// What is not done yet.
+    pub(crate) fn open(&self) -> Open {
         self.open.clone()
     }
 }
@@ -140,6 +174,7 @@ async fn release(
                     Ok(Err(status)) => match refusal(&status) {
                         Some(refusal) if !is_passing(&refusal.reason) => return Err(refusal.into()),
                         Some(refusal) => refusal.into(),
+                        None if status.code() == Code::Unimplemented => return Err(config.wrong_server("Release")),
                         None => config.unreachable(&status),
                     },
                     Err(_) => config.silent(),
@@ -151,5 +186,30 @@ async fn release(
             return Err(problem);
         }
         tokio::time::sleep(AGAIN.delay(failures, rand::random())).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_waits_waits_for_what_came_before_and_for_nothing_later() {
+        let open = Open::new();
+        let early = open.token();
+        let mut first = Box::pin(open.done());
+        assert!(first.as_mut().now_or_never().is_none());
+        let late = open.token();
+        let mut second = Box::pin(open.done());
+        assert!(second.as_mut().now_or_never().is_none());
+        drop(early);
+        assert!(first.as_mut().now_or_never().is_some());
+        assert!(second.as_mut().now_or_never().is_none());
+        drop(late);
+        assert!(second.as_mut().now_or_never().is_some());
+        assert!(open.done().now_or_never().is_some());
+        assert!(open.0.lock().len() <= 2, "those that are over are forgotten");
     }
 }

@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::fallback::Fallback;
 use crate::keeper::{Keeper, now};
 use crate::lease::{Granted, Lease, Loss};
-use crate::line::left;
+use crate::line::{MOST_WAITS, left};
 use crate::local::LocalBulkhead;
 use crate::permit::{Permit, Report};
 use crate::refusal::{Refusal, is_passing, refusal};
@@ -138,10 +138,22 @@ impl Remote {
         let mut asking = Asking { remote: self, request_id: None };
         let (mut silent_since, mut failures) = (start, 0);
         loop {
-            let place = self.keeper.place().await;
+            let left_to_all = || options.timeout.map(|timeout| left(start, now(), timeout));
+            let left_to_wait = || options.max_wait.map(|max_wait| left(start, now(), max_wait));
+            let place = match options.max_wait {
+                // It is answered at once, and needs none.
+                Some(Duration::ZERO) => None,
+                _ => match left_to_all().into_iter().chain(left_to_wait()).min() {
+                    Some(longest) => Some(wait(longest, self.keeper.place()).await.ok_or_else(crowded)?),
+                    None => Some(self.keeper.place().await),
+                },
+            };
+            let line = place.as_ref().map_or(self.keeper.line(), |place| &place.0).clone();
+            let call = place.is_none().then(|| line.call());
             let patience = left(silent_since, now(), grace);
-            let problem = match wait(patience, place.0.up()).await {
-                None => place.0.problem().unwrap_or_else(|| config.silent()),
+            let patience = left_to_all().map_or(patience, |left| left.min(patience));
+            let problem = match wait(patience, line.up()).await {
+                None => line.problem().unwrap_or_else(|| config.silent()),
                 Some(session) => {
                     // A new connection has answered, however soon it breaks again.
                     silent_since = silent_since.max(session.answered);
@@ -186,13 +198,14 @@ impl Remote {
                     }
                 }
             };
-            drop(place);
+            drop((call, place));
             failures += 1;
             let is_over = options.timeout.is_some_and(|timeout| left(start, now(), timeout).is_zero());
             if is_over || left(silent_since, now(), grace).is_zero() {
                 return Err(problem);
             }
-            tokio::time::sleep(AGAIN.delay(failures, rand::random())).await;
+            let delay = AGAIN.delay(failures, rand::random());
+            tokio::time::sleep(left_to_all().map_or(delay, |left| left.min(delay))).await;
         }
     }
 
@@ -298,6 +311,12 @@ impl Remote {
             Err(status) => Err(refusal(&status).map_or_else(|| config.unreachable(&status), Refusal::into)),
         }
     }
+}
+
+/// As many calls of this client wait as may.
+fn crowded() -> Error {
+    let message = format!("{} calls of this client wait already, for whichever bulkhead", 2 * MOST_WAITS);
+    Refusal::plain(Code::ResourceExhausted, "CLIENT_CAP_REACHED", message).into()
 }
 
 /// A lease that nobody renews must outlive its work.

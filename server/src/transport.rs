@@ -92,7 +92,9 @@ pub(crate) async fn accept<F>(
     F: Future<Output = ()> + Send + 'static,
 {
     let most = most_connections(whom, settings.max_connections, open_files());
-    let crowd = Arc::new(Crowd::new(most, settings.max_connections_per_address));
+    // Probes come from a few hosts: none of them keeps the others out.
+    let of_one = if whom == For::Probes { (most / 4).max(1) } else { most };
+    let crowd = Arc::new(Crowd::new(most, settings.max_connections_per_address.min(of_one)));
     let (refusals, errors) = (Quiet::default(), Quiet::default());
     let mut connections = JoinSet::new();
     loop {

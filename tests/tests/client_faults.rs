@@ -289,6 +289,20 @@ async fn an_impatient_caller_starts_no_fallback() {
     server.until("db", |now| now.running == 0 && now.queued == 0).await;
 }
 
+#[tokio::test]
+async fn a_timeout_holds_also_while_the_server_is_away() {
+    let server = Server::start(SHORT);
+    let proxy = Proxy::start(server.admission_address()).await;
+    let client = Client::builder(format!("http://{}", proxy.address())).grace(BACK).connect().await.unwrap();
+    let db = client.bulkhead("db").with_timeout(SECOND / 10);
+    drop(server);
+    for _ in 0..3 {
+        let start = Instant::now();
+        assert_eq!(db.acquire().await.unwrap_err().reason(), "UNREACHABLE");
+        assert!(start.elapsed() < BACK / 3, "{:?}", start.elapsed());
+    }
+}
+
 /// Carries connections to a server, counts the open ones, and ends all at once when told.
 struct Doors {
     address: SocketAddr,

@@ -301,6 +301,37 @@ async fn more_waits_than_one_connection_takes_use_a_second() {
 }
 
 #[tokio::test]
+async fn as_many_waits_as_may_be_hold_up_no_other_bulkhead() {
+    let (server, client, db) =
+        with_db("limit=1\nmax_queued=1000\nmax_wait='60s'\n[[bulkhead]]\nname='idle'\nlimit=1").await;
+    let permit = db.acquire().await.unwrap();
+    let waiters: Vec<_> = (0..400)
+        .map(|_| {
+            let db = db.clone();
+            tokio::spawn(async move { db.acquire().await.map(drop) })
+        })
+        .collect();
+    server.until("db", |now| now.queued == 400).await;
+    let idle = client.bulkhead("idle");
+    // Answered at once, so it takes nobody's place.
+    drop(idle.with_max_wait(Duration::ZERO).acquire().await.unwrap());
+    server.until("idle", |now| now.running == 0).await;
+    // Which might wait finds no place for that, and learns it in its time.
+    for handle in [idle.with_max_wait(Duration::from_millis(50)), idle.with_timeout(Duration::from_millis(50))] {
+        let error = handle.acquire().await.unwrap_err();
+        assert_eq!(error.reason(), "CLIENT_CAP_REACHED");
+        assert!(error.to_string().contains("400 calls of this client wait already"), "{error}");
+    }
+    drop(permit);
+    for waiter in waiters {
+        waiter.await.unwrap().unwrap();
+    }
+    drop(idle.acquire().await.unwrap());
+    client.flush().await;
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
 async fn every_misuse_says_what_to_do() {
     let (server, client, db) = with_db("limit=1").await;
     let unknown = client.bulkhead("orders-bd").acquire().await.unwrap_err();

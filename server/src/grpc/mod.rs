@@ -23,7 +23,7 @@ use tower::Service;
 
 pub use admin::AdminApi;
 pub use bulkhead::AdmissionApi;
-use held::{Answering, Asked, Room};
+use held::{Answering, Asked, Kind, Room};
 
 use crate::Life;
 use crate::admission::Admission;
@@ -42,6 +42,10 @@ const HELD: usize = LARGEST_REQUEST + (128 << 10);
 const ADMIN_HELD: usize = 2 * LARGEST_ADMIN_REQUEST;
 /// The same for all connections beyond that: some 200 renewals of 1,000 leases each.
 const HELD_TOGETHER: usize = 16 << 20;
+/// Reflection, and what an answer of its that nobody takes holds: whole descriptors, behind a channel of its own.
+const REFLECTION: &str = "/grpc.reflection.";
+const DESCRIPTORS: usize = 128 << 10;
+const RENEWAL_STREAM: &str = "/tidegate.v1.AdmissionService/RenewLeases";
 /// How the paths begin that are answered however short memory is: they free some, keep what was granted (both forms of
 /// Renew), or tell that we live.
 const SPARED: [&str; 3] =
@@ -135,11 +139,16 @@ where
             .strip_prefix('/')
             .and_then(|path| path.strip_prefix(S::NAME))
             .is_some_and(|rest| rest.starts_with('/'));
+        let is_reflection = path.starts_with(REFLECTION);
+        let kind = Kind {
+            beside: if is_reflection { DESCRIPTORS } else { 0 },
+            streams: is_reflection || path == RENEWAL_STREAM,
+        };
         let (head, asked) = request.into_parts();
-        room.call(connection, asked, |asked| {
+        room.call(connection, kind, asked, |asked, is_full| {
             let request = http::Request::from_parts(head, asked);
-            if is_refused {
-                Box::pin(std::future::ready(Ok(status::short_of_memory().into_http())))
+            if is_refused || is_full {
+                Box::pin(std::future::ready(Ok(status::too_much_under_way().into_http())))
             } else if is_ours {
                 // Not by way of the routes, which box each call and its bodies once more.
                 service.clone().call(request)

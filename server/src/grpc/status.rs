@@ -64,14 +64,20 @@ pub(crate) fn invalid_field(bulkhead: &str, invalid: Invalid) -> Status {
     refuse(Instant::ORIGIN, &Refused::early(Reason::InvalidField, bulkhead, Some(invalid)))
 }
 
-/// A call that is refused before it was read, because memory is short.
-pub(crate) fn short_of_memory() -> Status {
-    too_much_under_way()
+/// A call that is refused because memory is short, or because there is no room for its messages.
+pub(crate) fn too_much_under_way() -> Status {
+    cap("the server has no room for more messages under way, or is short of memory".into())
 }
 
-/// A call that is refused while it is read, because there is no room for its messages.
-pub(crate) fn too_much_under_way() -> Status {
-    refuse(Instant::ORIGIN, &Refused::early(Reason::ServerCapReached, "", None))
+/// A call whose request did not arrive.
+pub(crate) fn too_slow(longest: Duration) -> Status {
+    cap(format!("a request must arrive whole within {longest:?}"))
+}
+
+fn cap(detail: String) -> Status {
+    let mut refused = Refused::early(Reason::ServerCapReached, "", None);
+    refused.refusal.detail = Some(detail.into());
+    refuse(Instant::ORIGIN, &refused)
 }
 
 /// Code and message of each reason. A new reason does not compile until it has both.
@@ -99,7 +105,9 @@ fn form(reason: Reason, bulkhead: &str, partition: &str, refusal: &Refusal) -> (
         Reason::CooldownExceedsDeadline => {
             (Code::ResourceExhausted, format!("partition {partition:?} cools down for longer than this call has time"))
         }
-        Reason::ServerCapReached => (Code::ResourceExhausted, "the server has reached a cap".into()),
+        Reason::ServerCapReached => {
+            (Code::ResourceExhausted, detail.as_deref().unwrap_or("the server has reached a cap").into())
+        }
         Reason::BulkheadNotFound => (Code::NotFound, format!("no bulkhead is called {bulkhead:?}")),
         Reason::InvalidField | Reason::PermitsExceedCeiling | Reason::RequestIdReused => (Code::InvalidArgument, field),
         Reason::Superseded => (Code::Aborted, "a repeat with the same request_id took this call's place".into()),
