@@ -3,6 +3,7 @@
 #
 #   tests/mutants/run.sh         all mutants
 #   tests/mutants/run.sh core    those whose test is in tidegate-core
+#   tests/mutants/run.sh rest    the others
 #   tests/mutants/run.sh 07      one
 #
 # A mutant is NN_name.patch in this folder. Before its diff stand three lines:
@@ -128,6 +129,7 @@ for patch in "$PWD"/tests/mutants/[0-9]*_*.patch; do
   case ${1-all} in
     all) ;;
     core) [[ $test == '-p tidegate-core '* ]] || continue ;;
+    rest) [[ $test != '-p tidegate-core '* ]] || continue ;;
     *) [[ $name == "$1"_* ]] || continue ;;
   esac
   patches+=("$patch")
