@@ -289,6 +289,55 @@ async fn an_impatient_caller_starts_no_fallback() {
     server.until("db", |now| now.running == 0 && now.queued == 0).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn p25_rolling_restarts_are_ridden_out() {
+    const LIMIT: usize = 2;
+    let config =
+        "drain_grace='10s'\n[[bulkhead]]\nname='db'\nlimit=2\nmax_queued=100\nmax_wait='60s'\nlease_ttl='30s'\n";
+    let mut server = Server::start(&format!("[server]\n{config}"));
+    let address = server.admission_address();
+    let client = Client::builder(format!("http://{address}")).grace(BACK).connect().await.unwrap();
+    let (running, done) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (stop, stopped) = watch::channel(false);
+    let workers: Vec<_> = (0..8)
+        .map(|_| {
+            let (db, running, done, stopped) = (client.bulkhead("db"), running.clone(), done.clone(), stopped.clone());
+            tokio::spawn(async move {
+                while !*stopped.borrow() {
+                    // Whatever happens to the server, no error comes through.
+                    let permit = db.acquire().await.unwrap();
+                    let now = running.fetch_add(1, Ordering::SeqCst) + 1;
+                    assert!(now <= LIMIT, "{now} run at once");
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    running.fetch_sub(1, Ordering::SeqCst);
+                    permit.release().await.unwrap();
+                    done.fetch_add(1, Ordering::SeqCst);
+                }
+            })
+        })
+        .collect();
+    let restarts = size(2, 5, 50);
+    for _ in 0..restarts {
+        let before = done.load(Ordering::SeqCst);
+        let start = Instant::now();
+        while done.load(Ordering::SeqCst) < before + 20 {
+            assert!(start.elapsed() < BACK, "nobody gets on");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        server.ask_to_end();
+        let exit = server.ended().await;
+        assert_eq!(exit.code, Some(0), "{}", exit.log);
+        server = again(address, config);
+    }
+    stop.send_replace(true);
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    exercised("grants over restarts", done.load(Ordering::SeqCst), restarts * 20);
+    client.flush().await;
+    drain_and_refill(&server, "db").await;
+}
+
 #[tokio::test]
 async fn a_timeout_holds_also_while_the_server_is_away() {
     let server = Server::start(SHORT);
