@@ -182,3 +182,16 @@ async fn a_port_that_is_taken_ends_the_start_with_1_and_names_the_setting() {
         assert!(told.iter().all(|told| exit.log.contains(told)), "{}", exit.log);
     }
 }
+
+#[tokio::test]
+async fn lost_leases_and_changes_are_logged_and_nothing_that_clients_send() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nceiling=4\nlease_ttl='2s'\n");
+    let client = server.client().await;
+    client.granted(v1::AcquireRequest { holder: "shop-7".into(), ..ask("db") }).await;
+    server.until("db", |now| now.expired == 1).await;
+    server.until_logged("leases expired: their holders did not renew them bulkhead=db lost=1", 1).await;
+    server.admin().await.set_limit("db", 3).await;
+    server.until_logged(r#"changed action="SetLimit""#, 1).await;
+    assert!(!server.logged("shop-7"), "a holder is the client's");
+    drain_and_refill(&server, "db").await;
+}

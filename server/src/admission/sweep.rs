@@ -43,10 +43,12 @@ impl Admission {
             return;
         }
         let expired = state.bulkhead.status().totals.expired;
-        let lost = expired - std::mem::replace(&mut state.told_expired, expired);
+        let lost = expired - state.told_expired;
         if lost > 0
             && let Some(held_back) = self.lost.pass()
         {
+            // What no line told is told by the next one.
+            state.told_expired = expired;
             info!(bulkhead = %cell.name, lost, held_back, "leases expired: their holders did not renew them");
         }
         let used = state.bulkhead.occupied();
