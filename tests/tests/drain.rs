@@ -236,29 +236,36 @@ async fn p25_a_stop_waits_for_the_last_lease_of_a_bulkhead_that_was_deleted_befo
 
 #[tokio::test]
 async fn p25_a_stop_during_a_reload_lets_nobody_into_what_the_reload_makes() {
-    let folder = tempfile::TempDir::new().unwrap();
-    let file = folder.path().join("tidegate.toml");
-    std::fs::write(&file, long("1m")).unwrap();
-    let server = Server::start_on(&file, &[]);
-    let client = server.client().await;
-    let lease = client.take("db").await;
-    // So many that the stop comes while they are being made.
-    let made: Vec<_> = (0..2_000).map(|number| format!("[[bulkhead]]\nname='made/{number}'\nlimit=1\n")).collect();
-    std::fs::write(&file, long("1m") + &made.concat()).unwrap();
-    server.hang_up();
-    server.until_logged("reading", 1).await;
-    server.ask_to_end();
-    server.until_logged("configuration reloaded", 1).await;
-    server.until_logged("draining", 1).await;
-    for number in (0..2_000).step_by(20) {
-        let asked = client.acquire(ask(&format!("made/{number}"))).await;
-        assert_eq!(reason(&asked.unwrap_err()), "DRAINING", "made/{number}");
+    // It comes while the file is read, or when the first of so many are made.
+    for is_late in [false, true] {
+        let folder = tempfile::TempDir::new().unwrap();
+        let file = folder.path().join("tidegate.toml");
+        std::fs::write(&file, long("1m")).unwrap();
+        let server = Server::start_on(&file, &[]);
+        let client = server.client().await;
+        let lease = client.take("db").await;
+        let made: Vec<_> = (0..2_000).map(|number| format!("[[bulkhead]]\nname='made/{number}'\nlimit=1\n")).collect();
+        std::fs::write(&file, long("1m") + &made.concat()).unwrap();
+        server.hang_up();
+        server.until_logged("reading", 1).await;
+        let start = Instant::now();
+        let first = v1::GetBulkheadRequest { name: "made/0".into() };
+        while is_late && server.admin().await.stub().get_bulkhead(first.clone()).await.is_err() {
+            assert!(start.elapsed() < PATIENCE, "nothing is made");
+        }
+        server.ask_to_end();
+        server.until_logged("configuration reloaded", 1).await;
+        server.until_logged("draining", 1).await;
+        for number in (0..2_000).step_by(20) {
+            let asked = client.acquire(ask(&format!("made/{number}"))).await;
+            assert_eq!(reason(&asked.unwrap_err()), "DRAINING", "made/{number}");
+        }
+        assert_eq!(client.renew_one(&lease.lease_id).await, v1::RenewalState::Renewed);
+        assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Released);
+        let exit = server.ended().await;
+        assert_eq!(exit.code, Some(0), "{}", exit.log);
+        assert!(exit.log.contains("stopping running=0") && !exit.log.contains("panicked"), "{}", exit.log);
     }
-    assert_eq!(client.renew_one(&lease.lease_id).await, v1::RenewalState::Renewed);
-    assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Released);
-    let exit = server.ended().await;
-    assert_eq!(exit.code, Some(0), "{}", exit.log);
-    assert!(exit.log.contains("stopping running=0") && !exit.log.contains("panicked"), "{}", exit.log);
 }
 
 #[tokio::test]
