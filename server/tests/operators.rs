@@ -66,6 +66,26 @@ async fn s01_a_paused_bulkhead_keeps_places_and_their_ends_and_goes_on_in_order(
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_audit_remembers_the_latest_ten_thousand_changes_and_no_more() {
+    const REMEMBERED: usize = 10_000;
+    let admission = admission(1);
+    let remembered = |before| {
+        let events = admission.audit_events(None, before, usize::MAX);
+        events.into_iter().map(|event| event.id).collect::<Vec<_>>()
+    };
+    let first = remembered(None)[0];
+    for change in 1..REMEMBERED as u64 + 100 {
+        let mode = if change % 2 == 0 { Mode::Enforcing } else { Mode::Paused };
+        admission.set_mode(&Change::default(), "db", mode).unwrap();
+    }
+    let ids = remembered(None);
+    let newest = first + REMEMBERED as u64 + 99;
+    assert_eq!(ids, (newest - REMEMBERED as u64 + 1..=newest).rev().collect::<Vec<_>>(), "the oldest are forgotten");
+    // A list that was read up to there goes on with nothing.
+    assert!(remembered(ids.last().copied()).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn shadow_grants_all_and_tells_what_enforcing_would_do() {
     let admission = admission(2);
     admission.set_mode(&Change::default(), "db", Mode::Shadow).unwrap();

@@ -5,11 +5,13 @@
 use std::time::Duration;
 
 use tidegate_client::refusal;
+use tidegate_proto::v1::admission_service_client::AdmissionServiceClient;
 use tidegate_tests::{
     Admin, Instant, PATIENCE, Server, ask, drain_and_refill, exercised, millis, reason, seconds, size, span, v1,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Endpoint;
 use tonic::{Code, Status};
 
 const ONE: &str = "[[bulkhead]]\nname='db'\nlimit=2\nceiling=8\nmax_wait='1m'\nlease_ttl='3s'\n";
@@ -350,6 +352,43 @@ async fn a_revoked_lease_is_told_on_its_stream_within_50_ms_and_frees_when_relea
     assert_eq!(client.renew_one(&lease.lease_id).await, v1::RenewalState::Revoked);
     let events = events(admin, "db").await;
     assert_eq!((&events[0].action[..], &events[0].detail[..]), ("RevokeLease", "it hangs"));
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn a_revocation_waits_for_no_stream_that_is_not_read() {
+    let server = Server::start(LONG);
+    let (client, admin) = (server.client().await, server.admin().await);
+    let lease = client.take("db").await;
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.admission_address())).unwrap();
+    let channel = endpoint.initial_stream_window_size(16 << 10).connect().await.unwrap();
+    let (requests, outgoing) = mpsc::channel(4);
+    let mut stub = AdmissionServiceClient::new(channel);
+    let mut answers = stub.renew_leases(ReceiverStream::new(outgoing)).await.unwrap().into_inner();
+    let renewal = |seq, ids| v1::RenewLeasesRequest { seq, lease_ids: vec![lease.lease_id.clone(); ids] };
+    requests.send(renewal(1, 1)).await.unwrap();
+    assert_eq!(answers.message().await.unwrap().unwrap().seq, 1);
+    // The answer to a thousand is more than the window takes: nothing fits behind it until it is read.
+    requests.send(renewal(2, 1000)).await.unwrap();
+    let revoke =
+        || v1::RevokeLeaseRequest { bulkhead: "db".into(), fencing_token: lease.fencing_token, ..Default::default() };
+    let (start, mut told, mut untold) = (Instant::now(), 0, 0);
+    while untold < 20 {
+        let answer = tokio::time::timeout(Duration::from_secs(10), admin.stub().revoke_lease(revoke())).await;
+        let was_told = answer.expect("answered at once").unwrap().into_inner().told;
+        (told, untold) = (told + usize::from(was_told), untold + usize::from(!was_told));
+        assert!(start.elapsed() < PATIENCE, "{told} were told, and {untold} were not");
+    }
+    exercised("revocations that were told unread", told, 1);
+    // Read at last, the stream tells what had room in it.
+    let (mut pushes, mut is_renewed) = (0, false);
+    while pushes < told || !is_renewed {
+        let message = answers.message().await.unwrap().unwrap();
+        pushes += usize::from(message.seq == 0);
+        is_renewed |= message.seq == 2 && message.renewals.len() == 1000;
+    }
+    assert_eq!(client.renew_one(&lease.lease_id).await, v1::RenewalState::Revoked);
+    assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Revoked);
     drain_and_refill(&server, "db").await;
 }
 

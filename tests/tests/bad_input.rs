@@ -288,6 +288,44 @@ async fn a_bad_renewal_or_question_of_operators_names_its_field_and_changes_noth
 }
 
 #[tokio::test]
+async fn a_bad_change_or_page_of_operators_names_its_field_and_changes_nothing() {
+    let bench = Bench::start().await;
+    let admin = bench.server.admin().await.clone();
+    let token = bench.lease.fencing_token;
+    let wait = v1::ReportRetryAfterRequest { partition: "p".into(), retry_after: seconds(600), ..Default::default() };
+    bench.client.stub().report_retry_after(wait).await.unwrap();
+    let long = "x".repeat(257);
+    for (bulkhead, detail, field) in [("db", &long[..], "detail"), ("", "", "bulkhead")] {
+        let (bulkhead, detail) = (bulkhead.to_owned(), detail.to_owned());
+        let end = v1::EndRecoveryRequest { name: bulkhead.clone(), detail: detail.clone() };
+        bench.check("EndRecovery", admin.stub().end_recovery(end).await, INVALID, Some(field)).await;
+        let revoke = v1::RevokeLeaseRequest { bulkhead, fencing_token: token, detail, immediate: true };
+        bench.check("RevokeLease", admin.stub().revoke_lease(revoke).await, INVALID, Some(field)).await;
+    }
+    let of =
+        |partition: &str, detail: &str| v1::ClearCooldownRequest { partition: partition.into(), detail: detail.into() };
+    for (clear, field) in [(of("p", &long), "detail"), (of("", ""), "partition"), (of("a\nb", ""), "partition")] {
+        bench.check("ClearCooldown", admin.stub().clear_cooldown(clear).await, INVALID, Some(field)).await;
+    }
+    for page_token in ["?", "AAAA"].map(String::from) {
+        let list = v1::ListCooldownsRequest { page_size: 1, page_token: page_token.clone() };
+        bench.check("ListCooldowns", admin.stub().list_cooldowns(list).await, INVALID, Some("page_token")).await;
+        let list = v1::ListAuditEventsRequest { bulkhead: Some("db".into()), page_size: 1, page_token };
+        bench.check("ListAuditEvents", admin.stub().list_audit_events(list).await, INVALID, Some("page_token")).await;
+    }
+    let watch = |names| v1::WatchBulkheadsRequest { names, interval: None };
+    for names in [vec!["db".to_owned(); 1001], vec!["a\nb".into()], vec![String::new()]] {
+        bench.check("WatchBulkheads", admin.stub().watch_bulkheads(watch(names)).await, INVALID, Some("names")).await;
+    }
+    let most = (0..1000).map(|number| format!("{number}")).collect();
+    let first = admin.stub().watch_bulkheads(watch(most)).await.unwrap().into_inner().message().await.unwrap();
+    assert!(first.unwrap().complete, "so many may be watched");
+    let listed = admin.stub().list_cooldowns(v1::ListCooldownsRequest::default()).await.unwrap().into_inner();
+    assert_eq!(listed.cooldowns.len(), 1, "it is not cleared");
+    bench.end().await;
+}
+
+#[tokio::test]
 async fn r7_made_up_and_altered_lease_ids_are_unknown() {
     let bench = Bench::start().await;
     let other_server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\n");

@@ -12,6 +12,10 @@ use tidegate_tests::{
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Code;
+use tonic::transport::Endpoint;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 const GRACE: Duration = Duration::from_secs(2);
 const DB: &str = "[server]\ndrain_grace='2s'\n[[bulkhead]]\nname='db'\nlimit=2\nmax_wait='1m'\nlease_ttl='2s'\n";
@@ -66,6 +70,45 @@ async fn p25_a_draining_server_lets_nobody_in_and_serves_who_holds_a_lease() {
     assert_eq!(exit.code, Some(0), "{}", exit.log);
     assert!(exit.took < ENDED, "{:?}", exit.took);
     assert!(!matches!(answers.message().await, Ok(Some(_))), "the stream ends");
+}
+
+/// What health says of each listener, as a whole and by the name of its service, asked on new connections.
+async fn health(server: &Server) -> Vec<ServingStatus> {
+    let mut told = Vec::new();
+    for (address, service) in [
+        (server.admission_address(), "tidegate.v1.AdmissionService"),
+        (server.admin_address(), "tidegate.v1.AdminService"),
+    ] {
+        let channel = Endpoint::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        let mut health = HealthClient::new(channel);
+        for service in ["", service] {
+            let request = HealthCheckRequest { service: service.into() };
+            told.push(health.check(request).await.unwrap().into_inner().status());
+        }
+    }
+    told
+}
+
+#[tokio::test]
+async fn p25_health_is_not_serving_everywhere_for_as_long_as_a_lease_keeps_a_drain_going() {
+    let server = Server::start(&long("1m"));
+    let client = server.client().await;
+    let lease = client.take("db").await;
+    assert_eq!(health(&server).await, [ServingStatus::Serving; 4]);
+    let start = Instant::now();
+    server.ask_to_end();
+    while health(&server).await != [ServingStatus::NotServing; 4] {
+        assert!(start.elapsed() < ENDED, "{:?}", health(&server).await);
+    }
+    // For good: while the holder goes on, and operators change things.
+    for _ in 0..20 {
+        assert_eq!(client.renew_one(&lease.lease_id).await, v1::RenewalState::Renewed);
+        assert_eq!(server.admin().await.set_limit("db", 1).await.running, 1);
+        assert_eq!(health(&server).await, [ServingStatus::NotServing; 4]);
+    }
+    assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Released);
+    let exit = server.ended().await;
+    assert_eq!(exit.code, Some(0), "{}", exit.log);
 }
 
 #[tokio::test]
@@ -167,6 +210,62 @@ async fn p25_rolling_restarts_under_load_lose_nothing_and_drain_in_time() {
     }
     exercised("clients told DRAINING", drained, restarts * 2);
     exercised("grants", granted.load(Ordering::SeqCst), restarts * 50);
+}
+
+#[tokio::test]
+async fn p25_a_stop_waits_for_the_last_lease_of_a_bulkhead_that_was_deleted_before() {
+    let server = Server::start(&format!("{}[[bulkhead]]\nname='idle'\nlimit=1\n", long("1m")));
+    let client = server.client().await;
+    let lease = client.take("db").await;
+    let delete = v1::DeleteBulkheadRequest { name: "db".into(), drain: true, ..Default::default() };
+    let deleted = server.admin().await.stub().delete_bulkhead(delete).await.unwrap().into_inner();
+    assert_eq!((deleted.deleted, deleted.to_drain), (false, 1));
+    server.ask_to_end();
+    server.until_logged("draining", 1).await;
+    let status = server.until("db", |now| now.running == 1).await;
+    assert!(status.deleting);
+    assert_eq!(reason(&client.acquire(ask("idle")).await.unwrap_err()), "DRAINING");
+    for _ in 0..20 {
+        assert_eq!(client.renew_one(&lease.lease_id).await, v1::RenewalState::Renewed);
+    }
+    assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Released);
+    let exit = server.ended().await;
+    assert_eq!(exit.code, Some(0), "{}", exit.log);
+    assert!(exit.took < ENDED && exit.log.contains("stopping running=0"), "{:?} {}", exit.took, exit.log);
+}
+
+#[tokio::test]
+async fn p25_a_stop_during_a_reload_lets_nobody_into_what_the_reload_makes() {
+    // It comes while the file is read, or when the first of so many are made.
+    for is_late in [false, true] {
+        let folder = tempfile::TempDir::new().unwrap();
+        let file = folder.path().join("tidegate.toml");
+        std::fs::write(&file, long("1m")).unwrap();
+        let server = Server::start_on(&file, &[]);
+        let client = server.client().await;
+        let lease = client.take("db").await;
+        let made: Vec<_> = (0..2_000).map(|number| format!("[[bulkhead]]\nname='made/{number}'\nlimit=1\n")).collect();
+        std::fs::write(&file, long("1m") + &made.concat()).unwrap();
+        server.hang_up();
+        server.until_logged("reading", 1).await;
+        let start = Instant::now();
+        let first = v1::GetBulkheadRequest { name: "made/0".into() };
+        while is_late && server.admin().await.stub().get_bulkhead(first.clone()).await.is_err() {
+            assert!(start.elapsed() < PATIENCE, "nothing is made");
+        }
+        server.ask_to_end();
+        server.until_logged("configuration reloaded", 1).await;
+        server.until_logged("draining", 1).await;
+        for number in (0..2_000).step_by(20) {
+            let asked = client.acquire(ask(&format!("made/{number}"))).await;
+            assert_eq!(reason(&asked.unwrap_err()), "DRAINING", "made/{number}");
+        }
+        assert_eq!(client.renew_one(&lease.lease_id).await, v1::RenewalState::Renewed);
+        assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Released);
+        let exit = server.ended().await;
+        assert_eq!(exit.code, Some(0), "{}", exit.log);
+        assert!(exit.log.contains("stopping running=0") && !exit.log.contains("panicked"), "{}", exit.log);
+    }
 }
 
 #[tokio::test]

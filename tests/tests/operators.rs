@@ -2,9 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::time::{Duration, SystemTime};
 
-use tidegate_tests::{Server, ask, drain_and_refill, millis, reason, seconds, span, v1};
+use tidegate_tests::{Server, ask, drain_and_refill, exercised, millis, reason, seconds, span, v1};
 use tonic::Code;
 
 #[tokio::test]
@@ -204,6 +206,63 @@ async fn bulkheads_are_listed_in_pages_by_name() {
         assert_eq!(listed, names);
     }
     drain_and_refill(&server, "tenant/7").await;
+}
+
+#[tokio::test]
+async fn a_list_in_pages_misses_nobody_and_repeats_nobody_while_others_come_and_go() {
+    let stays: Vec<_> = (0..30).map(|number| format!("{number:02}/stays")).collect();
+    let config: Vec<_> = stays.iter().map(|name| format!("[[bulkhead]]\nname='{name}'\nlimit=1\n")).collect();
+    let server = Server::start(&config.concat());
+    let mut stub = server.admin().await.stub();
+    let settings = Some(v1::BulkheadSettings { limit: Some(1), ..Default::default() });
+    let create = |name: &str| v1::CreateBulkheadRequest { name: name.into(), settings, ..Default::default() };
+    let delete = |name: &str| v1::DeleteBulkheadRequest { name: name.into(), ..Default::default() };
+    for page_size in [1, 2, 3, 7] {
+        let mut others: BTreeSet<_> = (0..30).map(|number| format!("{number:02}/goes")).collect();
+        for name in &others {
+            stub.create_bulkhead(create(name)).await.unwrap();
+        }
+        let (mut listed, mut page_token) = (Vec::new(), String::new());
+        let (mut gone_before, mut come_behind, mut come_before) = (Vec::new(), Vec::new(), Vec::new());
+        loop {
+            let page =
+                stub.list_bulkheads(v1::ListBulkheadsRequest { page_size, page_token }).await.unwrap().into_inner();
+            listed.extend(page.bulkheads.into_iter().map(|bulkhead| bulkhead.name));
+            page_token = page.next_page_token;
+            if page_token.is_empty() {
+                break;
+            }
+            // The next page begins behind this one: it goes itself, if it may, and so does one that is not yet told.
+            let last = listed.last().unwrap().clone();
+            let next = others.range::<String, _>((Bound::Excluded(&last), Bound::Unbounded)).next().cloned();
+            for name in [others.contains(&last).then(|| last.clone()), next.clone()].into_iter().flatten() {
+                stub.delete_bulkhead(delete(&name)).await.unwrap();
+                others.remove(&name);
+            }
+            gone_before.extend(next);
+            // One comes on either side of that place; behind it at most once, or this would never end.
+            let mut new = vec![format!("00/{}", listed.len())];
+            come_before.extend(new.clone());
+            if !last.ends_with('+') {
+                new.push(format!("{last}+"));
+                come_behind.push(format!("{last}+"));
+            }
+            for name in new {
+                stub.create_bulkhead(create(&name)).await.unwrap();
+                others.insert(name);
+            }
+        }
+        assert!(listed.is_sorted_by(|earlier, later| earlier < later), "told twice: {listed:?}");
+        let told: BTreeSet<_> = listed.into_iter().collect();
+        let is_told = |name: &String| told.contains(name);
+        assert!(stays.iter().all(is_told) && come_behind.iter().all(is_told), "missed, pages of {page_size}: {told:?}");
+        assert!(!gone_before.iter().any(is_told) && !come_before.iter().any(is_told), "pages of {page_size}: {told:?}");
+        exercised("bulkheads that went or came", gone_before.len() + come_behind.len(), 8);
+        for name in &others {
+            stub.delete_bulkhead(delete(name)).await.unwrap();
+        }
+    }
+    drain_and_refill(&server, "07/stays").await;
 }
 
 #[tokio::test]

@@ -124,14 +124,31 @@ async fn provoke(reason: Reason, server: &Server) -> (Row, Vec<(&'static str, St
             let name = || "nobody".to_owned();
             let release = v1::ReleaseRequest { bulkhead: name(), request_id: "r".into(), ..Default::default() };
             let leases = v1::ListLeasesRequest { bulkhead: Some(name()), ..Default::default() };
+            let waiters = v1::ListWaitersRequest { bulkhead: Some(name()), ..Default::default() };
             let limit = v1::SetLimitRequest { name: name(), limit: 1, ..Default::default() };
+            let mode = v1::Mode::Paused.into();
+            let mode = v1::SetModeRequest { name: name(), mode, ..Default::default() };
+            let bulkhead = Some(v1::Bulkhead { name: name(), ..Default::default() });
+            let update = v1::UpdateBulkheadRequest { bulkhead, ..Default::default() };
+            let delete = v1::DeleteBulkheadRequest { name: name(), ..Default::default() };
+            let revoke = v1::RevokeLeaseRequest { bulkhead: name(), fencing_token: 1, ..Default::default() };
+            let recovered = v1::EndRecoveryRequest { name: name(), ..Default::default() };
             let refused = vec![
                 acquire(ask("nobody")).await,
                 ("Release", client.stub().release(release).await.unwrap_err()),
                 ("GetBulkhead", admin.stub().get_bulkhead(v1::GetBulkheadRequest { name: name() }).await.unwrap_err()),
                 ("SetLimit", admin.stub().set_limit(limit).await.unwrap_err()),
+                ("SetMode", admin.stub().set_mode(mode).await.unwrap_err()),
+                ("UpdateBulkhead", admin.stub().update_bulkhead(update).await.unwrap_err()),
+                ("DeleteBulkhead", admin.stub().delete_bulkhead(delete).await.unwrap_err()),
+                ("RevokeLease", admin.stub().revoke_lease(revoke).await.unwrap_err()),
+                ("EndRecovery", admin.stub().end_recovery(recovered).await.unwrap_err()),
                 ("ListLeases", admin.stub().list_leases(leases).await.unwrap_err()),
+                ("ListWaiters", admin.stub().list_waiters(waiters).await.unwrap_err()),
             ];
+            // The audit of a bulkhead outlives it, so that its name need not be there.
+            let audit = v1::ListAuditEventsRequest { bulkhead: Some(name()), ..Default::default() };
+            assert!(admin.stub().list_audit_events(audit).await.unwrap().into_inner().events.is_empty());
             (row(Code::NotFound), refused)
         }
         Reason::InvalidField => {
@@ -293,7 +310,7 @@ async fn p20_every_reason_has_its_code_details_hint_and_trailers() {
             rows += 1;
         }
     }
-    exercised("rows of the refusal table", rows, 28);
+    exercised("rows of the refusal table", rows, 37);
     for bulkhead in ["db", "full", "displacing", "last"] {
         drain_and_refill(&server, bulkhead).await;
     }
