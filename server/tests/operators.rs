@@ -4,6 +4,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{acquire, admission, ask, drain_and_refill, try_acquire};
@@ -125,4 +126,29 @@ async fn a_limit_goes_back_in_time_for_those_who_wait_and_is_remembered() {
         admission.release(lease_id);
     }
     drain_and_refill(&admission).await;
+}
+
+#[test]
+fn a_page_is_short_only_at_the_end_though_bulkheads_come_and_go() {
+    let admission = Arc::new(Admission::default());
+    let settings = || tidegate_core::Settings::try_from(Draft { limit: Some(1), ..Draft::default() }).unwrap();
+    for number in 0..200 {
+        admission.create(&Change::default(), &format!("{number:03}/stays"), settings()).unwrap();
+    }
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for number in 0..20 {
+                    let name = format!("{:03}/goes", number * 5);
+                    admission.create(&Change::default(), &name, settings()).unwrap();
+                    admission.delete(&Change::default(), &name, false).unwrap();
+                }
+            }
+        });
+        for _ in 0..1_000 {
+            assert_eq!(admission.bulkheads(None, 101).len(), 101);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
 }

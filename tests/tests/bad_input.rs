@@ -278,7 +278,7 @@ async fn a_bad_renewal_or_question_of_operators_names_its_field_and_changes_noth
         bench.check(&what, admin.stub().set_limit(request).await, expected, field).await;
     }
     let request = |name: &str| v1::GetBulkheadRequest { name: name.into() };
-    bench.check("no name", admin.stub().get_bulkhead(request("")).await, INVALID, Some("bulkhead")).await;
+    bench.check("no name", admin.stub().get_bulkhead(request("")).await, INVALID, Some("name")).await;
     let of = |bulkhead: &str| v1::ListLeasesRequest { bulkhead: Some(bulkhead.into()), ..Default::default() };
     for name in ["dB", "a\nb", &"x".repeat(1000)] {
         bench.check(name, admin.stub().get_bulkhead(request(name)).await, NOT_FOUND, None).await;
@@ -295,12 +295,12 @@ async fn a_bad_change_or_page_of_operators_names_its_field_and_changes_nothing()
     let wait = v1::ReportRetryAfterRequest { partition: "p".into(), retry_after: seconds(600), ..Default::default() };
     bench.client.stub().report_retry_after(wait).await.unwrap();
     let long = "x".repeat(257);
-    for (bulkhead, detail, field) in [("db", &long[..], "detail"), ("", "", "bulkhead")] {
+    for (bulkhead, detail, fields) in [("db", &long[..], ["detail"; 2]), ("", "", ["name", "bulkhead"])] {
         let (bulkhead, detail) = (bulkhead.to_owned(), detail.to_owned());
         let end = v1::EndRecoveryRequest { name: bulkhead.clone(), detail: detail.clone() };
-        bench.check("EndRecovery", admin.stub().end_recovery(end).await, INVALID, Some(field)).await;
+        bench.check("EndRecovery", admin.stub().end_recovery(end).await, INVALID, Some(fields[0])).await;
         let revoke = v1::RevokeLeaseRequest { bulkhead, fencing_token: token, detail, immediate: true };
-        bench.check("RevokeLease", admin.stub().revoke_lease(revoke).await, INVALID, Some(field)).await;
+        bench.check("RevokeLease", admin.stub().revoke_lease(revoke).await, INVALID, Some(fields[1])).await;
     }
     let of =
         |partition: &str, detail: &str| v1::ClearCooldownRequest { partition: partition.into(), detail: detail.into() };

@@ -96,11 +96,19 @@ impl Admission {
         Ok(self.look_at(&cell))
     }
 
-    /// The bulkheads with names after `after`, by name, at most `most`.
+    /// The bulkheads with names after `after`, by name, at most `most`; fewer only where there are no more.
     pub fn bulkheads(&self, after: Option<&str>, most: usize) -> Vec<View> {
-        // Some may go meanwhile; then the page is shorter, and the next one goes on behind it all the same.
-        let names = first(self.names(|name| after.is_none_or(|after| name > after)), most);
-        names.iter().filter_map(|name| self.bulkhead(name).ok()).collect()
+        let (mut views, mut after) = (Vec::new(), after.map(Arc::<str>::from));
+        loop {
+            let wanted = most - views.len();
+            let names = first(self.names(|name| after.as_deref().is_none_or(|after| name > after)), wanted);
+            // Some may go meanwhile: others come in their place.
+            views.extend(names.iter().filter_map(|name| self.bulkhead(name).ok()));
+            if names.len() < wanted || views.len() == most {
+                return views;
+            }
+            after = names.last().cloned();
+        }
     }
 
     /// Whether a bulkhead of that name is there.

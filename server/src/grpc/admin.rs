@@ -42,6 +42,16 @@ impl AdminApi {
     fn answer<T>(&self, answer: Result<T, Refused>) -> Result<T, Status> {
         answer.map_err(|refused| self.refuse(&refused))
     }
+
+    /// The same for a request whose own field with the bulkhead's name is `name`.
+    fn answer_by_name<T>(&self, answer: Result<T, Refused>) -> Result<T, Status> {
+        self.answer(answer.map_err(|mut refused| {
+            if let Some(invalid) = refused.refusal.invalid.as_mut().filter(|invalid| invalid.field == "bulkhead") {
+                invalid.field = "name";
+            }
+            refused
+        }))
+    }
 }
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -54,7 +64,7 @@ fn checked<T>(name: &str, checked: Result<T, Invalid>) -> Result<T, Status> {
 #[tonic::async_trait]
 impl AdminService for AdminApi {
     async fn get_bulkhead(&self, request: Request<v1::GetBulkheadRequest>) -> Answer<v1::GetBulkheadResponse> {
-        let view = self.answer(self.admission.bulkhead(&request.into_inner().name))?;
+        let view = self.answer_by_name(self.admission.bulkhead(&request.into_inner().name))?;
         Ok(Response::new(v1::GetBulkheadResponse { bulkhead: Some(view.into()) }))
     }
 
@@ -100,7 +110,7 @@ impl AdminService for AdminApi {
         let v1::DeleteBulkheadRequest { name, etag, drain, detail } = request.into_inner();
         checked(&name, convert::detail(&detail))?;
         let change = Change { action: "DeleteBulkhead", actor: &actor, detail: &detail, etag: &etag };
-        let to_drain = self.answer(self.admission.delete(&change, &name, drain))?;
+        let to_drain = self.answer_by_name(self.admission.delete(&change, &name, drain))?;
         Ok(Response::new(v1::DeleteBulkheadResponse { deleted: to_drain == 0, to_drain }))
     }
 
@@ -110,7 +120,7 @@ impl AdminService for AdminApi {
         checked(&name, convert::detail(&detail))?;
         let revert_after = checked(&name, convert::revert_after(revert_after))?;
         let change = Change { action: "SetLimit", actor: &actor, detail: &detail, etag: &etag };
-        let view = self.answer(self.admission.set_limit(&change, &name, limit, revert_after))?;
+        let view = self.answer_by_name(self.admission.set_limit(&change, &name, limit, revert_after))?;
         let to_drain = view.status.running.saturating_sub(view.status.limit);
         Ok(Response::new(v1::SetLimitResponse { bulkhead: Some(view.into()), to_drain }))
     }
@@ -121,7 +131,7 @@ impl AdminService for AdminApi {
         checked(&name, convert::detail(&detail))?;
         let mode = checked(&name, convert::new_mode(mode))?;
         let change = Change { action: "SetMode", actor: &actor, detail: &detail, etag: &etag };
-        let view = self.answer(self.admission.set_mode(&change, &name, mode))?;
+        let view = self.answer_by_name(self.admission.set_mode(&change, &name, mode))?;
         Ok(Response::new(v1::SetModeResponse { bulkhead: Some(view.into()) }))
     }
 
@@ -167,7 +177,7 @@ impl AdminService for AdminApi {
         let v1::EndRecoveryRequest { name, detail } = request.into_inner();
         checked(&name, convert::detail(&detail))?;
         let change = Change { action: "EndRecovery", actor: &actor, detail: &detail, ..Change::default() };
-        let view = self.answer(self.admission.end_recovery(&change, &name))?;
+        let view = self.answer_by_name(self.admission.end_recovery(&change, &name))?;
         Ok(Response::new(v1::EndRecoveryResponse { bulkhead: Some(view.into()) }))
     }
 
