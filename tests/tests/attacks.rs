@@ -19,42 +19,45 @@ const DB: &str =
 /// 1 s and 1 s of keepalive, or of a handshake, and what a busy machine may add; the defaults last longer.
 const KEPT: Duration = Duration::from_secs(9);
 
+/// Whoever is ended here is ended for what it sends, and not because it answers no PING.
+const PATIENT: &str = "[server]\nkeepalive_interval='1h'\n";
+
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
 #[tokio::test(flavor = "multi_thread")]
 async fn rapid_reset() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    stand(Attack::RapidReset, "", true).await;
+    stand(Attack::RapidReset, PATIENT, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn continuation() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    stand(Attack::Continuation, "", true).await;
+    stand(Attack::Continuation, PATIENT, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn empty_data() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    stand(Attack::EmptyData, "", true).await;
+    stand(Attack::EmptyData, PATIENT, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn settings_flood() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    stand(Attack::Settings, "", true).await;
+    stand(Attack::Settings, PATIENT, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ping_flood() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    stand(Attack::Ping, "", true).await;
+    stand(Attack::Ping, PATIENT, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn header_bomb() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    stand(Attack::HeaderBomb, "", true).await;
+    stand(Attack::HeaderBomb, PATIENT, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -47,7 +47,7 @@ async fn r14_no_more_connections_than_the_cap_and_operators_have_their_own() {
     let held = hold(server.admission_address(), 5).await;
     assert!(is_refused(server.admission_address()).await);
     assert_eq!(server.status("db").await.running, 0);
-    server.until_logged("max_connections", 1).await;
+    server.until_logged(r#"cap="max_connections" "#, 1).await;
     drop(held);
     until_accepted(server.admission_address()).await;
     server.until_open_files(files).await;

@@ -188,12 +188,19 @@ fn deleting_and_making_again_never_doubles_the_limit() {
         let callers: Vec<_> = (0..2)
             .map(|_| {
                 let admission = admission.clone();
-                thread::spawn(move || try_acquire(&admission).ok())
+                thread::spawn(move || try_acquire(&admission))
             })
             .collect();
         maker.join().unwrap();
-        let granted: Vec<_> = callers.into_iter().filter_map(|caller| caller.join().unwrap()).collect();
+        let (granted, refused): (Vec<_>, Vec<_>) =
+            callers.into_iter().map(|caller| caller.join().unwrap()).partition(Result::is_ok);
+        let granted: Vec<_> = granted.into_iter().flatten().collect();
         assert!(granted.len() <= 1, "two run under limit 1");
+        for refused in refused.into_iter().filter_map(Result::err) {
+            // Before, after, or in between; never by the one that is gone.
+            let reason = refused.refusal.reason;
+            assert!(matches!(reason, Reason::ConcurrencyCapacityExhausted | Reason::BulkheadNotFound), "{reason:?}");
+        }
         release_all(&admission, &granted);
         refill(&admission);
         let again = admission.create(&Change::default(), "db", settings(1));
