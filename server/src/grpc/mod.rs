@@ -40,7 +40,7 @@ const LARGEST_ADMIN_RESPONSE: usize = 4 << 20;
 /// What the messages under way may hold, on each connection for itself: the largest one, and an Acquire on every stream.
 const HELD: usize = LARGEST_REQUEST + (128 << 10);
 const ADMIN_HELD: usize = 2 * LARGEST_ADMIN_REQUEST;
-/// The same for all connections beyond that: some 200 renewals of 1,000 leases each.
+/// The same for all connections beyond that: some 80 renewals of 1,000 leases each, with their answers.
 const HELD_TOGETHER: usize = 16 << 20;
 /// Reflection, and what an answer of its that nobody takes holds: whole descriptors, behind a channel of its own.
 const REFLECTION: &str = "/grpc.reflection.";
