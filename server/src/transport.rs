@@ -46,9 +46,9 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 pub(crate) enum For {
     /// Three quarters.
     Applications,
-    /// An eighth. They are never refused for want of memory.
+    /// An eighth.
     Operators,
-    /// A sixteenth, and never refused either.
+    /// A sixteenth.
     Probes,
 }
 
@@ -115,8 +115,7 @@ pub(crate) async fn accept<F>(
                 continue;
             }
         };
-        let short_of_memory = whom == For::Applications && pressure.refuses(Rung::Connections);
-        let entry = if short_of_memory { Err("memory") } else { crowd.enter(address.ip()) };
+        let entry = if pressure.refuses(Rung::Connections) { Err("memory") } else { crowd.enter(address.ip()) };
         let place = match entry {
             Ok(place) => place,
             Err(cap) => {
@@ -260,6 +259,28 @@ mod tests {
     fn a_host_of_ipv6_has_64_bits() {
         assert_eq!(host(address("2001:db8:1:2:3:4:5:6")), address("2001:db8:1:2::"));
         assert_ne!(host(address("2001:db8:1:3::1")), host(address("2001:db8:1:2::1")));
+    }
+
+    #[tokio::test]
+    async fn silent_connections_are_looked_after_and_small_messages_not_held_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+        let open = move |socket: TcpStream, _| {
+            let options = SockRef::from(&socket);
+            tell.send((options.keepalive().unwrap(), options.tcp_keepalive_time().unwrap(), socket.nodelay().unwrap()))
+                .unwrap();
+            std::future::ready(())
+        };
+        let settings = TransportSettings::default();
+        let accepting = accept(listener, For::Probes, &settings, Pressure::default(), open, CancellationToken::new());
+        tokio::select! {
+            () = accepting => panic!("nobody stops it"),
+            told = async {
+                let _connected = TcpStream::connect(address).await.unwrap();
+                told.recv().await.unwrap()
+            } => assert_eq!(told, (true, TCP_KEEPALIVE, true)),
+        }
     }
 
     #[test]

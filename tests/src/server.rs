@@ -62,10 +62,12 @@ impl Server {
         Self::serving(child, Some(file))
     }
 
-    /// The same with so many files that it may have open.
-    pub fn start_with_files(config: &str, files: u32) -> Self {
+    /// The same with so many files that it may have open: at first, and if it asks for more.
+    pub fn start_with_files(config: &str, soft: u32, hard: u32) -> Self {
         let mut command = Command::new("sh");
-        command.args(["-c", &format!("ulimit -n {files}; exec \"$0\" serve --config \"$@\"")]).arg(binary::path());
+        command
+            .args(["-c", &format!("ulimit -Sn {soft}; ulimit -Hn {hard}; exec \"$0\" serve --config \"$@\"")])
+            .arg(binary::path());
         command.env_remove("RUST_LOG").env_remove("TIDEGATE_SERVER").env_remove("TIDEGATE_SEED");
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let (child, file) = spawn(command, config);
@@ -274,6 +276,11 @@ impl Server {
     pub fn stalled(&self) -> Duration {
         let log = self.log.lock();
         log.iter().rev().find_map(|line| total(line)).unwrap_or_default()
+    }
+
+    /// The end of its log.
+    pub fn log(&self) -> String {
+        text(&self.log)
     }
 
     /// Whether a line with that text is in the end of the log.

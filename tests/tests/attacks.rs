@@ -2,10 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidegate_tests::attack::{Attack, Flood, stand};
+use tidegate_tests::attack::{Attack, Flood, Siege, stand};
 use tidegate_tests::{
     Admin, Client, Faults, Instant, PATIENCE, Proxy, Server, ask, drain_and_refill, in_time, seconds, size, v1,
 };
@@ -14,13 +15,15 @@ use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
 const DB: &str =
-    "[[bulkhead]]\nname='db'\nlimit=4\nmax_wait='1m'\nmax_queued=1000\nlease_ttl='2s'\nmax_lease_ttl='1m'\n";
+    "[[bulkhead]]\nname='db'\nlimit=4\nmax_wait='1m'\nmax_queued=20000\nlease_ttl='2s'\nmax_lease_ttl='1m'\n";
 
 /// 1 s and 1 s of keepalive, or of a handshake, and what a busy machine may add; the defaults last longer.
 const KEPT: Duration = Duration::from_secs(9);
+const SOON_SILENT: &str = "keepalive_interval='1s'\nkeepalive_timeout='1s'\n";
+const SOON_OPEN: &str = "handshake_timeout='1s'\n";
 
 /// Whoever is ended here is ended for what it sends, and not because it answers no PING.
-const PATIENT: &str = "[server]\nkeepalive_interval='1h'\n";
+const PATIENT: &str = "keepalive_interval='1h'\n";
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
@@ -77,7 +80,7 @@ async fn unread_renewal_stream() {
     let _turn = ONE_AT_A_TIME.lock().await;
     stand(Attack::UnreadRenewals, "", false).await;
     // It answers no PING either, though it sends all the time.
-    gone(Attack::UnreadRenewals, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n").await;
+    gone(Attack::UnreadRenewals, SOON_SILENT).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,42 +89,59 @@ async fn waiters_on_every_stream() {
     // A waiter costs some 6 KiB with its stream, and it is this cap that bounds them all. A debug build looks at the whole
     // queue after each change of it, so there it is shorter.
     let most = size(300, 300, 8_000);
-    let crowded = format!(
-        "[server]\nmax_waiters={most}\n[[bulkhead]]\nname='crowded'\nlimit=1\nmax_queued=100000\nmax_wait='1m'\n"
-    );
+    let crowded =
+        format!("max_waiters={most}\n[[bulkhead]]\nname='crowded'\nlimit=1\nmax_queued=100000\nmax_wait='1m'\n");
     stand(Attack::Waiters, &crowded, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn black_holed_peer() {
     let _turn = ONE_AT_A_TIME.lock().await;
+    // With the defaults of keepalive at last, when a silent peer is promised to be gone within 30 s.
+    let (keepalive, bound) = size((SOON_SILENT, KEPT), (SOON_SILENT, KEPT), ("", Duration::from_secs(30)));
+    let streams = size(2, 20, 200);
     for connections in [1, 50] {
-        let server = Server::start(&format!("[server]\nkeepalive_interval='1s'\nkeepalive_timeout='1s'\n{DB}"));
+        let server = Server::start(&Siege::config(&format!("{keepalive}{DB}")));
+        let mut siege = Siege::start(&server).await;
         let holder = server.client().await;
-        let mut leases = Vec::new();
-        for _ in 0..4 {
-            leases.push(holder.granted(v1::AcquireRequest { lease_ttl: seconds(60), ..ask("db") }).await);
-        }
-        let (before, proxy) = (server.open_files(), Proxy::start(server.admission_address()).await);
-        let mut clients = Vec::new();
-        for _ in 0..connections {
-            let client = Client::connect(proxy.address()).await;
-            let stream = client.stub().renew_leases(tokio_stream::pending()).await.unwrap();
-            clients.push((client.start(ask("db")), stream, client));
-        }
-        server.until("db", |now| now.queued as usize == connections).await;
-        proxy.set(Faults::BLACK_HOLE);
-        let start = Instant::now();
-        server.until_within(KEPT, "db", |now| now.queued == 0).await;
-        while server.open_files() > before + 1 {
-            assert!(start.elapsed() < KEPT, "{} files are open", server.open_files());
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        println!("{connections} black-holed: gone within {:?}", start.elapsed());
-        for lease in leases {
-            assert_eq!(holder.release(&lease.lease_id).await, v1::ReleaseState::Released);
-        }
         drain_and_refill(&server, "db").await;
+        while siege.goes_on() {
+            let mut leases = Vec::new();
+            for _ in 0..4 {
+                leases.push(holder.granted(v1::AcquireRequest { lease_ttl: seconds(60), ..ask("db") }).await);
+            }
+            let (before, proxy) = (server.open_files(), Proxy::start(server.admission_address()).await);
+            let mut clients = Vec::new();
+            for _ in 0..connections {
+                let client = Client::connect(proxy.address()).await;
+                let stream = client.stub().renew_leases(tokio_stream::pending()).await.unwrap();
+                let waiters: Vec<_> = (1..streams).map(|_| client.start(ask("db"))).collect();
+                clients.push((client, stream, waiters));
+            }
+            server.until("db", |now| now.queued as usize == connections * (streams - 1)).await;
+            siege
+                .bout(async |_| {
+                    proxy.set(Faults::BLACK_HOLE);
+                    let start = Instant::now();
+                    server.until_within(bound, "db", |now| now.queued == 0).await;
+                    while server.open_files() > before {
+                        assert!(start.elapsed() < bound, "{} files are open", server.open_files());
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                    println!(
+                        "{} streams, {connections} black-holed: gone within {:?}",
+                        connections * streams,
+                        start.elapsed()
+                    );
+                    Duration::ZERO
+                })
+                .await;
+            for lease in leases {
+                assert_eq!(holder.release(&lease.lease_id).await, v1::ReleaseState::Released);
+            }
+            drain_and_refill(&server, "db").await;
+        }
+        siege.end().await;
     }
 }
 
@@ -141,12 +161,31 @@ async fn until_accepted(address: SocketAddr) {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn thousand_connections_at_256_file_descriptors() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    let server = Server::start_with_files(DB, 256);
+    let server = Server::start_with_files(&Siege::config(DB), 256, 256);
     let client = server.client().await;
     drain_and_refill(&server, "db").await;
+    let mut siege = Siege::start(&server).await;
+    while siege.goes_on() {
+        siege
+            .bout(async |span| {
+                let is_over = Cell::new(false);
+                let crowds = async {
+                    while !is_over.get() {
+                        crowded(&server, &client).await;
+                    }
+                };
+                tokio::join!(crowds, async {
+                    span.await;
+                    is_over.set(true);
+                });
+                Duration::ZERO
+            })
+            .await;
+    }
+    siege.end().await;
     let mut rounds = size(1, 2, 10);
     in_time(Duration::from_secs(1), async || {
         let mut slowest = Duration::ZERO;
@@ -201,14 +240,16 @@ async fn gone(attack: Attack, settings: &str) {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn half_open_peer() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    gone(Attack::HalfOpen, "keepalive_interval='1s'\nkeepalive_timeout='1s'\n").await;
+    stand(Attack::HalfOpen, SOON_SILENT, true).await;
+    gone(Attack::HalfOpen, SOON_SILENT).await;
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn slow_handshake() {
     let _turn = ONE_AT_A_TIME.lock().await;
-    gone(Attack::SlowHandshake, "handshake_timeout='1s'\n").await;
+    stand(Attack::SlowHandshake, SOON_OPEN, true).await;
+    gone(Attack::SlowHandshake, SOON_OPEN).await;
 }

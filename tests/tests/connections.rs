@@ -102,6 +102,39 @@ async fn r14_probes_have_a_cap_of_their_own_and_whoever_says_nothing_is_dropped(
 }
 
 #[tokio::test]
+async fn p22_probes_may_say_little() {
+    let server = Server::start(DB);
+    let address = server.ops_address();
+    // Headers over HTTP/1 as long as it likes to read them.
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let long = format!("GET /livez HTTP/1.1\r\nHost: probe\r\nX: {}\r\n\r\n", "x".repeat(100 << 10));
+    // Both fail on a connection that was closed already.
+    let _ = stream.write_all(long.as_bytes()).await;
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer).await;
+    assert!(!answer.contains(" 200 "), "{answer}");
+    // HTTP/2: SETTINGS come first. Few streams (3), short headers (6).
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut header = [0; 9];
+    stream.read_exact(&mut header).await.unwrap();
+    let mut settings = vec![0; usize::from(header[2])];
+    stream.read_exact(&mut settings).await.unwrap();
+    for told in [[0, 3, 0, 0, 0, 8], [0, 6, 0, 0, 8 << 2, 0]] {
+        assert!(settings.chunks(6).any(|setting| setting == told), "{settings:?}");
+    }
+    assert!(probe(address).await.starts_with("HTTP/1.1 200"));
+}
+
+#[tokio::test]
+async fn as_many_files_are_opened_as_may_be() {
+    let server = Server::start_with_files(DB, 64, 1_024);
+    let held = hold(server.admission_address(), 100).await;
+    drain_and_refill(&server, "db").await;
+    drop(held);
+}
+
+#[tokio::test]
 async fn p22_the_largest_renewals_all_at_once_on_one_connection_are_answered() {
     let server = Server::start(DB);
     let client = server.client().await;
@@ -151,6 +184,12 @@ async fn p23_a_waiting_acquire_outlives_the_age_of_its_connection_and_a_renewal_
     drain_and_refill(&server, "db").await;
 }
 
+/// How many lines the one about accepting tells that it stands for.
+fn held_back(line: &str) -> Option<u64> {
+    let (_, rest) = line.split_once("cannot accept a connection")?;
+    rest.split_whitespace().find_map(|word| word.strip_prefix("held_back=")?.parse().ok())
+}
+
 #[tokio::test]
 async fn p22_an_error_of_accepting_does_not_end_the_loop() {
     let server = Server::start(DB);
@@ -163,6 +202,10 @@ async fn p22_an_error_of_accepting_does_not_end_the_loop() {
         waiting.push(TcpStream::connect(server.admission_address()).await.unwrap());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+    // It does not try as fast as it can: 20 times a second, and 10 of these are told.
+    server.until_logged("cannot accept a connection", 15).await;
+    let tried: Vec<u64> = server.log().lines().filter_map(held_back).collect();
+    assert!(tried.iter().sum::<u64>() < 200, "{tried:?}");
     server.allow_files(512);
     let start = Instant::now();
     let client = server.client().await;

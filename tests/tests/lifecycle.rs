@@ -5,6 +5,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
+use tidegate_tests::attack::{Attack, Flood};
 use tidegate_tests::{Instant, PATIENCE, Server, ask, drain_and_refill, exit_of, in_time, v1};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -147,6 +148,28 @@ async fn a_server_ends_within_3_s_although_clients_keep_streams_and_calls_open()
         assert!(!matches!(answers.next().await, Some(Ok(_))), "the server ended the stream");
         drop(sender);
         took
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_server_ends_within_3_s_although_a_client_takes_none_of_its_answers() {
+    in_time(Duration::from_secs(3), async || {
+        let server = Server::start(DB);
+        drain_and_refill(&server, "db").await;
+        // It answers PINGs, so keepalive leaves it alone.
+        let flood = Flood::start(Attack::ZeroWindow, server.admission_address(), 1, 100);
+        flood.active(true);
+        let start = Instant::now();
+        while flood.sent() < 20 {
+            assert!(start.elapsed() < PATIENCE, "nothing is sent");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        flood.active(false);
+        let exit = server.terminate().await;
+        assert_eq!(exit.code, Some(0), "{}", exit.log);
+        assert!(exit.log.contains("calls were still open"), "{}", exit.log);
+        exit.took
     })
     .await;
 }

@@ -33,7 +33,7 @@ pub enum Attack {
     HeaderBomb,
     /// Messages that are longer than any may be.
     OversizeMessage,
-    /// Opens the connection and falls silent.
+    /// Opens a connection and falls silent, again and again.
     HalfOpen,
     /// Never sends the whole preface.
     SlowHandshake,
@@ -161,11 +161,6 @@ impl Attack {
             Self::ZeroWindow => 2_000,
             _ => 20_000,
         }
-    }
-
-    /// Whether it opens a new connection when one was ended.
-    pub(crate) fn comes_back(self) -> bool {
-        !matches!(self, Self::HalfOpen)
     }
 
     /// Whether it reads what the server sends.

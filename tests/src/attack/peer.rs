@@ -10,7 +10,7 @@ use super::kinds::Attack;
 const CONNECT: Duration = Duration::from_secs(2);
 const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// A connection, opened anew when the server ends it and the attack says so.
+/// A connection, opened anew when the server ends it.
 #[derive(Debug)]
 pub(crate) struct Peer {
     attack: Attack,
@@ -56,9 +56,6 @@ impl Peer {
     /// Sends what the attack sends in a turn, at most about `most` frames; answers how many.
     pub(crate) fn send(&mut self, most: f64) -> u32 {
         if self.socket.is_none() {
-            if !self.attack.comes_back() {
-                return 0;
-            }
             self.open();
         }
         self.flush();

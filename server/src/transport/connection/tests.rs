@@ -167,6 +167,30 @@ async fn a_client_is_told_how_much_it_may_send() {
     let [streams, window, frame, headers] = [3, 4, 5, 6].map(|key| told.get(&key).copied());
     assert_eq!((streams, headers), (Some(77), Some(8 << 10)));
     assert_eq!((window.unwrap_or(65_535), frame.unwrap_or(16_384)), (64 << 10, 16 << 10));
+    // The connection's window, by how much it is wider than at first.
+    let (mut header, mut wider) = ([0; 9], [0; 4]);
+    while header[3] != 8 {
+        socket.read_exact(&mut header).await.unwrap();
+        socket.read_exact(&mut wider[..usize::from(header[2])]).await.unwrap();
+    }
+    assert_eq!(65_535 + u32::from_be_bytes(wider), 256 << 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn p22_whoever_makes_mistake_after_mistake_is_ended() {
+    let settings = TransportSettings::default();
+    let Served { mut socket, end, .. } = served(settings.clone());
+    let start = Instant::now();
+    socket.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    // `:method: GET` and nothing else, on stream after stream: each is reset, and counts.
+    for number in 0..200_u32 {
+        let mut headers = *b"\0\0\x01\x01\x05\0\0\0\0\x82";
+        headers[5..9].copy_from_slice(&(2 * number + 1).to_be_bytes());
+        if socket.write_all(&headers).await.is_err() {
+            break;
+        }
+    }
+    assert!(end.await.unwrap() - start < settings.keepalive_interval);
 }
 
 /// An answer without an end, which tells how much of it was asked for.
