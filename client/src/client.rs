@@ -144,14 +144,19 @@ impl ClientBuilder {
     /// Changes how connections are made, for each endpoint: TLS, proxies' origins, windows. TLS needs feature `tls` of this
     /// crate, or one of tonic's own:
     ///
-    /// ```ignore
+    /// ```no_run
+    /// use tidegate_client::Client;
     /// use tonic::transport::{Certificate, ClientTlsConfig};
     ///
-    /// let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(include_str!("ca.pem")));
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(std::fs::read("ca.pem")?));
     /// let client = Client::builder("https://tidegate:7600")
     ///     .transport(move |endpoint| endpoint.tls_config(tls.clone()))
     ///     .connect()
     ///     .await?;
+    /// # Ok(())
+    /// # }
     /// ```
     pub fn transport(
         mut self,

@@ -11,7 +11,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use tidegate_core::{
     Acquire, Bulkhead, Decision, Effect, FencingToken, Grant, Instant, Mode, Refusal, Release, Renewal, RequestKey,
-    Settings, Stall, Status, Step, WaiterId, calm_at, extend,
+    Room, Settings, Stall, Status, Step, WaiterId, calm_at, extend,
 };
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant as Now;
@@ -54,13 +54,12 @@ pub(crate) type Verdict = Result<Grant, Refusal>;
 
 impl Engine {
     pub(crate) fn new(name: Arc<str>, settings: Settings, leases_end: bool) -> Self {
-        let state = State {
-            bulkhead: Bulkhead::new(settings, FencingToken::floor_of(1)),
-            parked: HashMap::new(),
-            cooldowns: HashMap::new(),
-            now: Instant::ORIGIN,
-            taken: 0,
-        };
+        let mut bulkhead = Bulkhead::new(settings, FencingToken::floor_of(1));
+        // Guards give back once and never ask again.
+        let remembered = if leases_end { 100_000 } else { 1_000 };
+        bulkhead.set_room(Room { remembered, ..Room::default() });
+        let state =
+            State { bulkhead, parked: HashMap::new(), cooldowns: HashMap::new(), now: Instant::ORIGIN, taken: 0 };
         Self { name, origin: Now::now(), leases_end, state: Mutex::new(state), turned: Notify::new() }
     }
 
@@ -330,5 +329,23 @@ impl Drop for Waiting<'_> {
                 state.bulkhead.leave(now, self.id)
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::Draft;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_guards_gave_back_is_not_remembered_for_a_minute() {
+        let settings = Draft { limit: Some(1), ..Draft::default() }.try_into().unwrap();
+        let engine = Engine::new("db".into(), settings, false);
+        for _ in 0..10_000 {
+            let grant = engine.acquire(Acquire::default()).verdict().await.unwrap();
+            assert_eq!(engine.release(grant.token), Release::Released);
+        }
+        assert!(engine.enter().0.bulkhead.occupied().remembered <= 1_000);
     }
 }

@@ -78,6 +78,23 @@ async fn an_expiry_hands_over_as_a_release_would() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn r14_the_sweep_does_all_that_is_due_where_nobody_comes_by() {
+    let admission = with(Draft { limit: Some(5_000), ..Draft::default() });
+    for number in 0..5_000 {
+        let mut ask = ask(&admission, Some(&format!("{number}")));
+        ask.acquire.max_wait = Some(Duration::ZERO);
+        admission.acquire(ask).await.unwrap();
+    }
+    let remembered = || admission.server().caps.iter().find(|cap| cap.name == "max_remembered").unwrap().taken;
+    // One round of the sweep comes each second.
+    sleep(TTL + SLACK + millis(1_000)).await;
+    assert_eq!(admission.bulkhead("db").unwrap().status.running, 0);
+    assert!(remembered() >= 10_000, "leases and request ids");
+    sleep(Duration::from_secs(61)).await;
+    assert!(remembered() < 1_000, "{}", remembered());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stall_of_the_server_moves_lease_ends_and_nothing_else() {
     let admission = admission(2);
     let renewed = acquire(&admission).await.unwrap();

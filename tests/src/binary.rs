@@ -1,4 +1,4 @@
-//! The server's binary, built by the test that needs it.
+//! The server's binary and the client's examples, built by the test that needs them.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -8,26 +8,41 @@ use std::sync::OnceLock;
 /// built once for each test process, in the profile and the target folder of the test itself.
 pub(crate) fn path() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let build = || build(&["--package", "tidegate-server"], ["--bin", "tidegate-server"]);
     BUILT.get_or_init(|| std::env::var_os("TIDEGATE_SERVER").map_or_else(build, PathBuf::from))
 }
 
-fn build() -> PathBuf {
+/// An example of the Rust client's.
+pub fn example(name: &str) -> PathBuf {
+    // With the features that all tests are built with, so that it is there already.
+    build(&["--workspace"], ["--example", name])
+}
+
+fn build(packages: &[&str], target: [&str; 2]) -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()));
-    cargo.args(["build", "--quiet", "--package", "tidegate-server", "--message-format", "json-render-diagnostics"]);
+    cargo.args(["build", "--quiet", "--message-format", "json-render-diagnostics"]).args(packages).args(target);
     cargo.arg("--manifest-path").arg(manifest).arg("--target-dir").arg(target_dir());
+    // What cargo tells a test of its package would build what looks at it, such as ring, anew each time.
+    for (variable, _) in std::env::vars_os() {
+        if variable.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
+            cargo.env_remove(variable);
+        }
+    }
     if !cfg!(debug_assertions) {
         cargo.arg("--release");
     }
     let output = cargo.stderr(Stdio::inherit()).output().expect("cargo starts");
     let messages = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "cargo could not build tidegate-server");
+    let [kind, name] = target;
+    assert!(output.status.success(), "cargo could not build {name}");
+    let [kind, name] = [format!(r#""kind":["{}"]"#, &kind[2..]), format!(r#""name":"{name}""#)];
     let executable = |line: &str| {
-        let is_server = line.contains(r#""kind":["bin"]"#) && line.contains(r#""name":"tidegate-server""#);
-        let (_, path) = line.split_once(r#""executable":""#).filter(|_| is_server)?;
+        let is_it = line.contains(&kind) && line.contains(&name);
+        let (_, path) = line.split_once(r#""executable":""#).filter(|_| is_it)?;
         path.split_once('"').map(|(path, _)| PathBuf::from(path))
     };
-    messages.lines().find_map(executable).expect("cargo tells where it put tidegate-server")
+    messages.lines().find_map(executable).expect("cargo tells where it put what it built")
 }
 
 /// The target folder that this very test was built into: `<target>/<profile>/deps/<test>`.

@@ -36,6 +36,7 @@ mod raw;
 mod refill;
 mod server;
 
+pub use binary::example;
 pub use calls::{Admin, Client, Waiter, ask, millis, reason, renewal_states, seconds, span};
 pub use lateness::{idles, in_time};
 pub use proxy::{Faults, Proxy, Way};

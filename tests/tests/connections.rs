@@ -128,7 +128,8 @@ async fn p22_probes_may_say_little() {
 
 #[tokio::test]
 async fn as_many_files_are_opened_as_may_be() {
-    let server = Server::start_with_files(DB, 64, 1_024);
+    // At first too few for so many connections.
+    let server = Server::start_with_files(DB, 128, 1_024);
     let held = hold(server.admission_address(), 100).await;
     drain_and_refill(&server, "db").await;
     drop(held);
@@ -292,6 +293,44 @@ async fn p21_a_flood_of_invented_names_and_partitions_grows_nothing_beyond_the_c
     let grown = server.resident().saturating_sub(before);
     println!("{} names and partitions: {} KiB at the caps, {} KiB more", names * 8, before >> 10, grown >> 10);
     assert!(grown <= 32 << 20, "{grown}");
+    drain_and_refill(&server, "db").await;
+}
+
+/// After a minute nobody is told any more how a lease ended, and its memory is free.
+#[tokio::test(flavor = "multi_thread")]
+async fn p21_a_minute_after_a_burst_its_memory_is_given_back() {
+    if size(true, true, false) {
+        return println!("SKIPPED: it needs a minute and a burst that is worth it, so it is one for `make soak`");
+    }
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=100\nlease_ttl='1m'\n");
+    drain_and_refill(&server, "db").await;
+    let before = server.resident();
+    let calls: tokio::task::JoinSet<_> = server
+        .clients(16)
+        .await
+        .into_iter()
+        .map(|client| async move {
+            for _ in 0..180_000 {
+                let request_id = format!("{:0>64}", rand::random::<u64>());
+                let lease = client.granted(v1::AcquireRequest { request_id, ..ask("db") }).await;
+                client.release(&lease.lease_id).await;
+            }
+        })
+        .collect();
+    calls.join_all().await;
+    let (most, start) = (server.resident(), Instant::now());
+    let allowed = before + before / 10 + (32 << 20);
+    exercised("KiB that the burst needed", (most - before) as usize >> 10, 32 << 10);
+    // What ended last is remembered for a minute, and the sweep comes by within a second.
+    while server.resident() > allowed || start.elapsed().as_secs() < 70 {
+        if start.elapsed().subsec_millis() < 100 {
+            println!("XX {:?} {}", start.elapsed(), server.resident() >> 10);
+        }
+        assert!(start.elapsed() < Duration::from_secs(100), "{} KiB", server.resident() >> 10);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let (after, took) = (server.resident(), start.elapsed());
+    println!("{} KiB before, {} KiB at the most, {} KiB after {took:?}", before >> 10, most >> 10, after >> 10);
     drain_and_refill(&server, "db").await;
 }
 

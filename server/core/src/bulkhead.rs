@@ -195,10 +195,20 @@ impl Bulkhead {
         self.leases.forgiven()
     }
 
-    /// Does what is due. Spurious calls are harmless.
+    /// Does what is due, in a bounded step: [`is_due`](Self::is_due) tells whether it needs another. Spurious calls are
+    /// harmless.
     pub fn advance(&mut self, now: Instant) -> Step<()> {
         let effects = self.settle(now);
         self.step((), effects)
+    }
+
+    /// Gives back memory that a burst needed and that is not needed any more. Moves a bounded number of entries.
+    pub fn shrink(&mut self) {
+        self.leases.shrink();
+        self.queue.shrink();
+        self.partitions.shrink();
+        self.ledger.shrink();
+        self.replay.shrink();
     }
 
     /// When [`advance`](Self::advance) is next needed because somebody waits for it; `None` while nobody waits. May

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use crate::memory::is_roomy;
 use crate::time::Instant;
 
 const CHILDREN: usize = 4;
@@ -65,9 +66,7 @@ impl Ends {
 
     /// Gives the slot that end, or none, whatever it had.
     pub(crate) fn set(&mut self, slot: u32, end: Option<Instant>) {
-        if (slot as usize) < self.places.len() {
-            self.remove(slot);
-        }
+        self.remove(slot);
         if let Some(end) = end {
             self.insert(slot, end);
         }
@@ -90,7 +89,8 @@ impl Ends {
 
     /// Takes out the end of a slot, if it has one.
     pub(crate) fn remove(&mut self, slot: u32) {
-        match std::mem::replace(&mut self.places[slot as usize], Place::Gone) {
+        let Some(place) = self.places.get_mut(slot as usize) else { return };
+        match std::mem::replace(place, Place::Gone) {
             Place::Run(_) => {
                 self.in_run -= 1;
                 self.close_gaps();
@@ -105,6 +105,20 @@ impl Ends {
                 }
             }
             Place::Gone => {}
+        }
+    }
+
+    /// Gives back memory that is not needed any more.
+    pub(crate) fn shrink(&mut self) {
+        if is_roomy(self.run.len(), self.run.capacity()) {
+            self.run.shrink_to(2 * self.run.len());
+        }
+        if is_roomy(self.heap.len(), self.heap.capacity()) {
+            self.heap.shrink_to(2 * self.heap.len());
+        }
+        // Without an end there is no gap either.
+        if self.first().is_none() && is_roomy(0, self.places.capacity()) {
+            self.places = Vec::new();
         }
     }
 
@@ -178,6 +192,31 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn what_a_burst_needed_is_given_back() {
+        let mut ends = Ends::default();
+        for slot in 0..100_000 {
+            // Half of them out of order.
+            ends.insert(slot, Instant::from_nanos(if slot % 2 == 0 { slot } else { 0 }.into()));
+        }
+        (1..100_000).for_each(|slot| ends.remove(slot));
+        ends.shrink();
+        assert_eq!((ends.get(0), ends.first()), (Instant::from_nanos(0), Some((Instant::from_nanos(0), 0))));
+        ends.remove(0);
+        ends.shrink();
+        assert!(
+            ends.run.capacity() + ends.heap.capacity() + ends.places.capacity() <= 4_096,
+            "{}",
+            ends.run.capacity()
+        );
+        // Slots that it does not know any more have no end.
+        ends.remove(99_999);
+        ends.set(99_999, None);
+        assert_eq!(ends.first(), None);
+        ends.insert(5, Instant::from_nanos(5));
+        assert_eq!(ends.get(5), Instant::from_nanos(5));
+    }
+
     proptest! {
         #[test]
         fn agrees_with_a_sorted_map(
@@ -191,6 +230,11 @@ mod tests {
                 match model.insert(slot, end) {
                     None => ends.insert(slot, at),
                     Some(_) if op > 1 => ends.update(slot, at),
+                    Some(_) if op > 0 => {
+                        ends.remove(slot);
+                        model.remove(&slot);
+                        ends.shrink();
+                    }
                     Some(_) => {
                         ends.remove(slot);
                         model.remove(&slot);

@@ -10,6 +10,7 @@ use slab::Slab;
 use crate::decision::Holder;
 use crate::ends::Ends;
 use crate::id::{FencingToken, RequestKey};
+use crate::memory::is_roomy;
 use crate::time::{Instant, Stall};
 
 /// After a stall no lease falls due for this long, or for the gap if that is shorter: renewals that were in the sockets
@@ -146,6 +147,14 @@ impl Leases {
     /// When the lease in that slot ends.
     pub(crate) fn end(&self, slot: u32) -> Instant {
         self.ends.get(slot) + self.forgiven
+    }
+
+    /// Gives back memory that is not needed any more, as far as no lease stands behind it.
+    pub(crate) fn shrink(&mut self) {
+        if is_roomy(self.slots.len(), self.slots.capacity()) {
+            self.slots.shrink_to_fit();
+        }
+        self.ends.shrink();
     }
 
     /// All of them with their slots.

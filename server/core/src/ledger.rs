@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::id::FencingToken;
+use crate::memory::is_roomy;
 use crate::time::Instant;
 
 /// How long an ended lease is remembered.
@@ -154,6 +155,21 @@ impl Ledger {
         }
     }
 
+    /// Whether the time of any is over.
+    pub(crate) fn forgets(&self, now: Instant) -> bool {
+        self.ended.front().is_some_and(|(at, _)| *at <= now)
+    }
+
+    /// Gives back memory that is not needed any more.
+    pub(crate) fn shrink(&mut self) {
+        if is_roomy(self.ring.len(), self.ring.capacity()) {
+            self.ring.shrink_to(2 * self.ring.len());
+        }
+        if is_roomy(self.ended.len(), self.ended.capacity()) {
+            self.ended.shrink_to(2 * self.ended.len());
+        }
+    }
+
     fn forget_oldest(&mut self) {
         if let Some((_, token)) = self.ended.pop_front() {
             self.set(token, Fate::Forgotten);
@@ -216,6 +232,21 @@ mod tests {
         assert_eq!(ledger.fate(old), Fate::Expired);
         ledger.forget(at(10_060), usize::MAX);
         assert_eq!((ledger.fate(old), ledger.kept, ledger.stragglers.len()), (Fate::Forgotten, 0, 0));
+    }
+
+    #[test]
+    fn what_a_burst_needed_is_given_back() {
+        let mut ledger = Ledger::new(FencingToken::default());
+        for _ in 0..100_000 {
+            let token = ledger.grant(0);
+            ledger.end(at(0), token, Fate::Released, MANY);
+        }
+        ledger.shrink();
+        assert!(ledger.ring.capacity() >= 100_000, "all of it is needed");
+        assert!(!ledger.forgets(at(59)) && ledger.forgets(at(60)));
+        ledger.forget(at(60), usize::MAX);
+        ledger.shrink();
+        assert!(ledger.ring.capacity() <= 4 * SPARE && ledger.ended.capacity() <= 4 * SPARE, "{ledger:?}");
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod ends;
 mod id;
 mod lease;
 mod ledger;
+mod memory;
 mod partition;
 mod queue;
 mod rate;

@@ -6,6 +6,7 @@ use slab::Slab;
 
 use crate::decision::Effect;
 use crate::ends::Ends;
+use crate::memory::is_roomy;
 use crate::time::Instant;
 
 /// The bulkhead's own name as a partition: what most requests run for. It is always there.
@@ -120,6 +121,14 @@ impl Partitions {
     #[allow(clippy::cast_possible_truncation)]
     pub(crate) fn troubled(&self) -> Vec<u32> {
         self.slots.iter().filter(|(_, partition)| partition.cooldown.is_some()).map(|(slot, _)| slot as u32).collect()
+    }
+
+    /// Gives back memory that is not needed any more, as far as no partition stands behind it.
+    pub(crate) fn shrink(&mut self) {
+        if is_roomy(self.slots.len(), self.slots.capacity()) {
+            self.slots.shrink_to_fit();
+        }
+        self.turns.shrink();
     }
 
     /// How many waiters it has.

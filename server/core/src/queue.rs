@@ -16,6 +16,7 @@ use crate::decision::{Place, Priority};
 use crate::ends::Ends;
 use crate::id::WaiterId;
 use crate::lease::Claim;
+use crate::memory::is_roomy;
 use crate::time::Instant;
 
 const NONE: u32 = u32::MAX;
@@ -130,6 +131,14 @@ impl Queue {
             limit,
             arrivals: 0,
         }
+    }
+
+    /// Gives back memory that is not needed any more, as far as no waiter stands behind it.
+    pub(crate) fn shrink(&mut self) {
+        if is_roomy(self.waiters.len(), self.waiters.capacity()) {
+            self.waiters.shrink_to_fit();
+        }
+        self.ends.shrink();
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::decision::Release;
 use crate::id::{FencingToken, RequestKey, RequestMap};
+use crate::memory::is_roomy;
 use crate::time::Instant;
 
 /// What a request id stands for.
@@ -80,6 +81,21 @@ impl Replay {
         }
     }
 
+    /// Whether the time of any is over.
+    pub(crate) fn forgets(&self, now: Instant) -> bool {
+        self.spent.front().is_some_and(|(at, _)| *at <= now)
+    }
+
+    /// Gives back memory that is not needed any more.
+    pub(crate) fn shrink(&mut self) {
+        if is_roomy(self.seen.len(), self.seen.capacity()) {
+            self.seen.shrink_to(2 * self.seen.len());
+        }
+        if is_roomy(self.spent.len(), self.spent.capacity()) {
+            self.spent.shrink_to(2 * self.spent.len());
+        }
+    }
+
     fn forget_oldest(&mut self) {
         if let Some((_, key)) = self.spent.pop_front() {
             self.seen.remove(&key);
@@ -101,6 +117,21 @@ impl Replay {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_burst_needed_is_given_back() {
+        let mut replay = Replay::default();
+        let keep = Duration::from_secs(10);
+        for request in 0..100_000 {
+            replay.spend(Instant::ORIGIN, RequestKey { identity: 0, request }, Release::Expired, keep, usize::MAX);
+        }
+        replay.shrink();
+        assert!(replay.seen.capacity() >= 100_000, "all of it is needed");
+        assert!(!replay.forgets(Instant::ORIGIN) && replay.forgets(Instant::ORIGIN + keep));
+        replay.forget(Instant::ORIGIN + keep, usize::MAX);
+        replay.shrink();
+        assert!(replay.seen.capacity() <= 4_096 && replay.spent.capacity() <= 4_096, "{}", replay.seen.capacity());
+    }
 
     #[test]
     fn a_spent_id_is_remembered_as_long_as_told_and_within_the_bound() {

@@ -25,22 +25,33 @@ impl Admission {
             let cells: Vec<Arc<Cell>> = self.incarnations.iter().map(|cell| cell.clone()).collect();
             for batch in cells.chunks(BATCH) {
                 for cell in batch {
-                    self.visit(cell);
+                    // What a burst left is done in steps, between which callers come in.
+                    while self.visit(cell) {
+                        tokio::task::yield_now().await;
+                    }
                 }
                 tokio::task::yield_now().await;
             }
         }
     }
 
-    fn visit(&self, cell: &Arc<Cell>) {
+    /// Answers whether more is due there.
+    fn visit(&self, cell: &Arc<Cell>) -> bool {
         let (mut state, now) = self.enter(cell);
         if state.dead {
-            return;
+            return false;
         }
         let step = state.bulkhead.advance(now);
         self.finish(cell, &mut state, step);
         if state.dead {
-            return;
+            return false;
+        }
+        if state.bulkhead.is_due(now) {
+            return true;
+        }
+        state.bulkhead.shrink();
+        if state.parked.is_empty() {
+            state.parked.shrink_to_fit();
         }
         let expired = state.bulkhead.status().totals.expired;
         let lost = expired - state.told_expired;
@@ -55,10 +66,12 @@ impl Admission {
         if used != (Room { leases: 0, waiters: 0, remembered: 0 }) || state.kept {
             state.idle_since = None;
         } else if now.since(*state.idle_since.get_or_insert(now)) >= self.names.load().idle_after {
-            return self.bury(cell, &mut state);
+            self.bury(cell, &mut state);
+            return false;
         }
         let room = self.caps.take_back(state.room, used);
         state.room = room;
         state.bulkhead.set_room(room);
+        false
     }
 }

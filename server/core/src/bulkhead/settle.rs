@@ -54,6 +54,15 @@ impl Bulkhead {
         effects
     }
 
+    /// Whether something is due: time did more than one call settles, or nobody has come by since.
+    pub fn is_due(&self, now: Instant) -> bool {
+        self.queue.first_end().is_some_and(|(end, _)| end <= now)
+            || self.leases.first_due(now).is_some()
+            || self.partitions.first_turn().is_some_and(|(at, _)| at <= now)
+            || self.ledger.forgets(now)
+            || self.replay.forgets(now)
+    }
+
     /// Grants the first eligible waiter while it fits; behind one that does not, nobody (R2).
     pub(super) fn grant_waiters(&mut self, now: Instant, effects: &mut Vec<Effect>) {
         if self.grants_resume.is_some() {
