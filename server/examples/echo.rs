@@ -10,6 +10,10 @@ use tidegate_proto::v1::admission_service_server::{AdmissionService, AdmissionSe
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status, Streaming};
 
+/// The server's own.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 struct Echo;
 
 #[tonic::async_trait]

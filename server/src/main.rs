@@ -14,6 +14,10 @@ use tokio_util::sync::CancellationToken;
 use tracing::error;
 use tracing_subscriber::EnvFilter;
 
+/// It gives memory back to the system soon after a burst, and an Acquire costs less with it than with the C library's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Decides who may start now.
 #[derive(Parser)]
 #[command(version)]

@@ -319,14 +319,10 @@ async fn p21_a_minute_after_a_burst_its_memory_is_given_back() {
         .collect();
     calls.join_all().await;
     let (most, start) = (server.resident(), Instant::now());
-    let allowed = before + before / 10 + (32 << 20);
-    exercised("KiB that the burst needed", (most - before) as usize >> 10, 32 << 10);
+    assert!(most > before + (96 << 20), "tested nothing: {} KiB more", (most - before) >> 10);
     // What ended last is remembered for a minute, and the sweep comes by within a second.
-    while server.resident() > allowed || start.elapsed().as_secs() < 70 {
-        if start.elapsed().subsec_millis() < 100 {
-            println!("XX {:?} {}", start.elapsed(), server.resident() >> 10);
-        }
-        assert!(start.elapsed() < Duration::from_secs(100), "{} KiB", server.resident() >> 10);
+    while server.resident() > before + before / 10 + (32 << 20) {
+        assert!(start.elapsed() < Duration::from_secs(62), "{} KiB", server.resident() >> 10);
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let (after, took) = (server.resident(), start.elapsed());
