@@ -55,9 +55,10 @@ pub(crate) type Verdict = Result<Grant, Refusal>;
 impl Engine {
     pub(crate) fn new(name: Arc<str>, settings: Settings, leases_end: bool) -> Self {
         let mut bulkhead = Bulkhead::new(settings, FencingToken::floor_of(1));
-        // Guards give back once and never ask again.
-        let remembered = if leases_end { 100_000 } else { 1_000 };
-        bulkhead.set_room(Room { remembered, ..Room::default() });
+        if !leases_end {
+            // Guards give back once and never ask again.
+            bulkhead.set_room(Room { remembered: 1_000, ..Room::default() });
+        }
         let state =
             State { bulkhead, parked: HashMap::new(), cooldowns: HashMap::new(), now: Instant::ORIGIN, taken: 0 };
         Self { name, origin: Now::now(), leases_end, state: Mutex::new(state), turned: Notify::new() }

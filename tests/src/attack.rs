@@ -38,6 +38,7 @@ struct State {
     ended: AtomicBool,
     sent: AtomicU64,
     closed: AtomicU64,
+    ended_once: AtomicU64,
     open: AtomicU64,
     calm: AtomicU64,
     processor: AtomicU64,
@@ -65,6 +66,11 @@ impl Flood {
     /// How often the server ended one of its connections.
     pub fn closed(&self) -> u64 {
         self.state.closed.load(Ordering::Relaxed)
+    }
+
+    /// How many of its connections the server ended at least once.
+    pub fn ended(&self) -> u64 {
+        self.state.ended_once.load(Ordering::Relaxed)
     }
 
     /// How often the server said `ENHANCE_YOUR_CALM`.
@@ -117,6 +123,7 @@ fn run(attack: Attack, address: SocketAddr, connections: usize, rate: u32, state
         }
         let sum = |of: fn(&Peer) -> u64| peers.iter().map(of).sum();
         state.closed.store(sum(|peer| peer.closed), Ordering::Relaxed);
+        state.ended_once.store(sum(|peer| peer.closed.min(1)), Ordering::Relaxed);
         state.calm.store(sum(|peer| peer.calmed), Ordering::Relaxed);
         state.open.store(sum(|peer| u64::from(peer.is_open())), Ordering::Relaxed);
         state.processor.store(own_time(), Ordering::Relaxed);

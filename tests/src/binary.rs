@@ -12,7 +12,7 @@ pub(crate) fn path() -> &'static Path {
     BUILT.get_or_init(|| std::env::var_os("TIDEGATE_SERVER").map_or_else(build, PathBuf::from))
 }
 
-/// An example of the Rust client's.
+/// One of the Rust client's examples.
 pub fn example(name: &str) -> PathBuf {
     // With the features that all tests are built with, so that it is there already.
     build(&["--workspace"], ["--example", name])
@@ -23,7 +23,7 @@ fn build(packages: &[&str], target: [&str; 2]) -> PathBuf {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()));
     cargo.args(["build", "--quiet", "--message-format", "json-render-diagnostics"]).args(packages).args(target);
     cargo.arg("--manifest-path").arg(manifest).arg("--target-dir").arg(target_dir());
-    // What cargo tells a test of its package would build what looks at it, such as ring, anew each time.
+    // What cargo tells a test of its package would make it build again what depends on that, such as ring.
     for (variable, _) in std::env::vars_os() {
         if variable.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
             cargo.env_remove(variable);

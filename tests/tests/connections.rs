@@ -105,7 +105,7 @@ async fn r14_probes_have_a_cap_of_their_own_and_whoever_says_nothing_is_dropped(
 async fn p22_probes_may_say_little() {
     let server = Server::start(DB);
     let address = server.ops_address();
-    // Headers over HTTP/1 as long as it likes to read them.
+    // Longer headers than it reads, over HTTP/1.
     let mut stream = TcpStream::connect(address).await.unwrap();
     let long = format!("GET /livez HTTP/1.1\r\nHost: probe\r\nX: {}\r\n\r\n", "x".repeat(100 << 10));
     // Both fail on a connection that was closed already.
@@ -185,7 +185,7 @@ async fn p23_a_waiting_acquire_outlives_the_age_of_its_connection_and_a_renewal_
     drain_and_refill(&server, "db").await;
 }
 
-/// How many lines the one about accepting tells that it stands for.
+/// How many lines that one says were held back.
 fn held_back(line: &str) -> Option<u64> {
     let (_, rest) = line.split_once("cannot accept a connection")?;
     rest.split_whitespace().find_map(|word| word.strip_prefix("held_back=")?.parse().ok())
@@ -206,7 +206,7 @@ async fn p22_an_error_of_accepting_does_not_end_the_loop() {
     // It does not try as fast as it can: 20 times a second, and 10 of these are told.
     server.until_logged("cannot accept a connection", 15).await;
     let tried: Vec<u64> = server.log().lines().filter_map(held_back).collect();
-    assert!(tried.iter().sum::<u64>() < 200, "{tried:?}");
+    assert!(tried.iter().max().is_some_and(|most| *most < 50), "{tried:?}");
     server.allow_files(512);
     let start = Instant::now();
     let client = server.client().await;
@@ -310,7 +310,7 @@ async fn p21_a_minute_after_a_burst_its_memory_is_given_back() {
         .await
         .into_iter()
         .map(|client| async move {
-            for _ in 0..180_000 {
+            for _ in 0..60_000 {
                 let request_id = format!("{:0>64}", rand::random::<u64>());
                 let lease = client.granted(v1::AcquireRequest { request_id, ..ask("db") }).await;
                 client.release(&lease.lease_id).await;

@@ -202,7 +202,7 @@ impl Bulkhead {
         self.step((), effects)
     }
 
-    /// Gives back memory that a burst needed and that is not needed any more. Moves a bounded number of entries.
+    /// Gives back memory that a burst needed and that is not needed any more. What moves for it is bounded.
     pub fn shrink(&mut self) {
         self.leases.shrink();
         self.queue.shrink();

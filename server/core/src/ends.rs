@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use crate::memory::is_roomy;
+use crate::memory::{MOST_COPIED, is_roomy};
 use crate::time::Instant;
 
 const CHILDREN: usize = 4;
@@ -110,10 +110,10 @@ impl Ends {
 
     /// Gives back memory that is not needed any more.
     pub(crate) fn shrink(&mut self) {
-        if is_roomy(self.run.len(), self.run.capacity()) {
+        if self.run.len() <= MOST_COPIED && is_roomy(self.run.len(), self.run.capacity()) {
             self.run.shrink_to(2 * self.run.len());
         }
-        if is_roomy(self.heap.len(), self.heap.capacity()) {
+        if self.heap.len() <= MOST_COPIED && is_roomy(self.heap.len(), self.heap.capacity()) {
             self.heap.shrink_to(2 * self.heap.len());
         }
         // Without an end there is no gap either.

@@ -10,7 +10,7 @@ use slab::Slab;
 use crate::decision::Holder;
 use crate::ends::Ends;
 use crate::id::{FencingToken, RequestKey};
-use crate::memory::is_roomy;
+use crate::memory::shrink_slab;
 use crate::time::{Instant, Stall};
 
 /// After a stall no lease falls due for this long, or for the gap if that is shorter: renewals that were in the sockets
@@ -149,11 +149,9 @@ impl Leases {
         self.ends.get(slot) + self.forgiven
     }
 
-    /// Gives back memory that is not needed any more, as far as no lease stands behind it.
+    /// Gives back memory that is not needed any more.
     pub(crate) fn shrink(&mut self) {
-        if is_roomy(self.slots.len(), self.slots.capacity()) {
-            self.slots.shrink_to_fit();
-        }
+        shrink_slab(&mut self.slots);
         self.ends.shrink();
     }
 

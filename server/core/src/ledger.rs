@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::id::FencingToken;
-use crate::memory::is_roomy;
+use crate::memory::{MOST_COPIED, is_roomy};
 use crate::time::Instant;
 
 /// How long an ended lease is remembered.
@@ -70,11 +70,16 @@ impl Ledger {
         self.kept += 1;
         // Two out for one in: the ring shrinks to its bound, whatever it was before.
         for _ in 0..2 {
-            if self.ring.len() > 2 * self.kept + SPARE {
+            if self.is_long() {
                 self.retire_first();
             }
         }
         FencingToken::from_u64(token)
+    }
+
+    /// The ring holds more than it should.
+    fn is_long(&self) -> bool {
+        self.ring.len() > 2 * self.kept + SPARE
     }
 
     fn retire_first(&mut self) {
@@ -145,27 +150,33 @@ impl Ledger {
         self.set(token, Fate::Forgotten);
     }
 
-    /// Forgets those whose time is over, at most `most`.
+    /// Forgets those whose time is over, at most `most`, and moves stragglers out of the ring, at most as many.
     pub(crate) fn forget(&mut self, now: Instant, most: usize) {
         for _ in 0..most {
             match self.ended.front() {
                 Some(&(at, _)) if at <= now => self.forget_oldest(),
-                _ => return,
+                _ => break,
             }
+        }
+        for _ in 0..most {
+            if !self.is_long() {
+                break;
+            }
+            self.retire_first();
         }
     }
 
-    /// Whether the time of any is over.
+    /// Whether there is more to forget.
     pub(crate) fn forgets(&self, now: Instant) -> bool {
-        self.ended.front().is_some_and(|(at, _)| *at <= now)
+        self.is_long() || self.ended.front().is_some_and(|(at, _)| *at <= now)
     }
 
     /// Gives back memory that is not needed any more.
     pub(crate) fn shrink(&mut self) {
-        if is_roomy(self.ring.len(), self.ring.capacity()) {
+        if self.ring.len() <= MOST_COPIED && is_roomy(self.ring.len(), self.ring.capacity()) {
             self.ring.shrink_to(2 * self.ring.len());
         }
-        if is_roomy(self.ended.len(), self.ended.capacity()) {
+        if self.ended.len() <= MOST_COPIED && is_roomy(self.ended.len(), self.ended.capacity()) {
             self.ended.shrink_to(2 * self.ended.len());
         }
     }
@@ -244,7 +255,15 @@ mod tests {
         ledger.shrink();
         assert!(ledger.ring.capacity() >= 100_000, "all of it is needed");
         assert!(!ledger.forgets(at(59)) && ledger.forgets(at(60)));
+        // One of them outlives the others.
+        let old = ledger.grant(0);
+        for _ in 0..100_000 {
+            let token = ledger.grant(0);
+            ledger.end(at(0), token, Fate::Released, MANY);
+        }
         ledger.forget(at(60), usize::MAX);
+        assert!(!ledger.forgets(at(60)));
+        assert_eq!((ledger.fate(old), ledger.floor()), (Fate::Live(0), old));
         ledger.shrink();
         assert!(ledger.ring.capacity() <= 4 * SPARE && ledger.ended.capacity() <= 4 * SPARE, "{ledger:?}");
     }

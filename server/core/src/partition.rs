@@ -6,7 +6,7 @@ use slab::Slab;
 
 use crate::decision::Effect;
 use crate::ends::Ends;
-use crate::memory::is_roomy;
+use crate::memory::shrink_slab;
 use crate::time::Instant;
 
 /// The bulkhead's own name as a partition: what most requests run for. It is always there.
@@ -123,11 +123,9 @@ impl Partitions {
         self.slots.iter().filter(|(_, partition)| partition.cooldown.is_some()).map(|(slot, _)| slot as u32).collect()
     }
 
-    /// Gives back memory that is not needed any more, as far as no partition stands behind it.
+    /// Gives back memory that is not needed any more.
     pub(crate) fn shrink(&mut self) {
-        if is_roomy(self.slots.len(), self.slots.capacity()) {
-            self.slots.shrink_to_fit();
-        }
+        shrink_slab(&mut self.slots);
         self.turns.shrink();
     }
 

@@ -16,7 +16,7 @@ use crate::decision::{Place, Priority};
 use crate::ends::Ends;
 use crate::id::WaiterId;
 use crate::lease::Claim;
-use crate::memory::is_roomy;
+use crate::memory::shrink_slab;
 use crate::time::Instant;
 
 const NONE: u32 = u32::MAX;
@@ -133,11 +133,9 @@ impl Queue {
         }
     }
 
-    /// Gives back memory that is not needed any more, as far as no waiter stands behind it.
+    /// Gives back memory that is not needed any more.
     pub(crate) fn shrink(&mut self) {
-        if is_roomy(self.waiters.len(), self.waiters.capacity()) {
-            self.waiters.shrink_to_fit();
-        }
+        shrink_slab(&mut self.waiters);
         self.ends.shrink();
     }
 

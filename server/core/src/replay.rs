@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::decision::Release;
 use crate::id::{FencingToken, RequestKey, RequestMap};
-use crate::memory::is_roomy;
+use crate::memory::{MOST_COPIED, MOST_TOUCHED, is_roomy};
 use crate::time::Instant;
 
 /// What a request id stands for.
@@ -88,10 +88,10 @@ impl Replay {
 
     /// Gives back memory that is not needed any more.
     pub(crate) fn shrink(&mut self) {
-        if is_roomy(self.seen.len(), self.seen.capacity()) {
+        if self.seen.len() <= MOST_TOUCHED && is_roomy(self.seen.len(), self.seen.capacity()) {
             self.seen.shrink_to(2 * self.seen.len());
         }
-        if is_roomy(self.spent.len(), self.spent.capacity()) {
+        if self.spent.len() <= MOST_COPIED && is_roomy(self.spent.len(), self.spent.capacity()) {
             self.spent.shrink_to(2 * self.spent.len());
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_core::Room;
+use tokio::time::Instant;
 use tracing::info;
 
 use super::{Admission, Cell};
@@ -22,15 +23,16 @@ impl Admission {
         loop {
             rounds.tick().await;
             self.cooldowns.sweep(self.clock.now());
-            let cells: Vec<Arc<Cell>> = self.incarnations.iter().map(|cell| cell.clone()).collect();
-            for batch in cells.chunks(BATCH) {
-                for cell in batch {
-                    // What a burst left is done in steps, between which callers come in.
-                    while self.visit(cell) {
-                        tokio::task::yield_now().await;
-                    }
+            let began = Instant::now();
+            let mut cells: Vec<Arc<Cell>> = self.incarnations.iter().map(|cell| cell.clone()).collect();
+            // Again where more is due, until all have their turn again.
+            while !cells.is_empty() && began.elapsed() < ROUND {
+                let mut due = Vec::new();
+                for batch in cells.chunks(BATCH) {
+                    due.extend(batch.iter().filter(|cell| self.visit(cell)).cloned());
+                    tokio::task::yield_now().await;
                 }
-                tokio::task::yield_now().await;
+                cells = due;
             }
         }
     }
