@@ -66,6 +66,11 @@ impl Caps {
         self.bulkheads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(1)).is_ok()
     }
 
+    /// Whether there is room for one bulkhead more.
+    pub(crate) fn has_bulkhead(&self) -> bool {
+        self.bulkheads.load(Ordering::Relaxed) > 0
+    }
+
     /// One bulkhead less.
     pub(crate) fn give_bulkhead(&self) {
         self.bulkheads.fetch_add(1, Ordering::Relaxed);

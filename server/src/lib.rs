@@ -95,12 +95,12 @@ pub async fn run(
     let admission = Arc::new(Admission::new(plan.settings.clone(), plan.templates.clone()));
     admission.reload(plan)?;
     let reloading = tokio::spawn(reloads.run(running, admission.clone()));
-    let moving = tokio::spawn({
+    let mut moving = tokio::spawn({
         let admission = admission.clone();
         async move { admission.run().await }
     });
     let life = Life::default();
-    let probes = tokio::spawn(ops::serve(ops, server.transport.clone(), life.draining.clone()));
+    let mut probes = tokio::spawn(ops::serve(ops, server.transport.clone(), life.draining.clone()));
     let serve = async {
         tokio::join!(
             grpc::serve_admission(&server, listener, admission.clone(), life.clone()),
@@ -111,6 +111,9 @@ pub async fn run(
     info!(admission = %addresses.0, admin = %addresses.1, ops = %addresses.2, "serving");
     tokio::select! {
         _ = &mut serve => {}
+        // Without these nothing ends in time, or nobody sees that it serves.
+        ended = &mut moving => anyhow::bail!("time stands still: {ended:?}"),
+        ended = &mut probes => anyhow::bail!("probes are not answered any more: {ended:?}"),
         () = shutdown => {
             info!(drain_grace = ?server.drain_grace, "draining");
             life.draining.cancel();

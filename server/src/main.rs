@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use tidegate_server::config::{Config, ConfigError, Flag, Sources};
 use tidegate_server::{Listeners, Reloads, run};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::error;
@@ -17,6 +18,9 @@ use tracing_subscriber::EnvFilter;
 /// It gives memory back to the system soon after a burst, and an Acquire costs less with it than with the C library's.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// What is logged if `RUST_LOG` does not say. Clients can make h2 warn with each frame they send.
+const LOGGED: &str = "info,h2=off";
 
 /// Decides who may start now.
 #[derive(Parser)]
@@ -88,7 +92,7 @@ fn main() -> ExitCode {
             Err(error) => refuse(&error, |line| eprintln!("bad configuration: {line}")),
         },
         Command::Serve(settings) => {
-            let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+            let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOGGED));
             tracing_subscriber::fmt()
                 .with_env_filter(filter)
                 .with_ansi(std::io::stderr().is_terminal())
@@ -109,9 +113,15 @@ fn refuse(error: &ConfigError, tell: impl Fn(String)) -> ExitCode {
     ExitCode::from(64)
 }
 
-#[tokio::main]
-async fn serve(config: Config, sources: Sources) -> ExitCode {
-    let served = async {
+fn serve(config: Config, sources: Sources) -> ExitCode {
+    let runtime = match Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            error!("cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let served = runtime.block_on(async {
         // The handlers are there before anything else, so no signal is missed.
         let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
         let reloads = Reloads::watch(sources)?;
@@ -128,8 +138,10 @@ async fn serve(config: Config, sources: Sources) -> ExitCode {
             }
         });
         run(config, listeners, reloads, stop.cancelled(), at_once.cancelled()).await
-    };
-    match served.await {
+    });
+    // A reload that reads a file from which nothing comes would hold up the end for ever.
+    runtime.shutdown_background();
+    match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             error!("{error:#}");

@@ -114,7 +114,7 @@ async fn a_limit_goes_back_in_time_for_those_who_wait_and_is_remembered() {
     let held = acquire(&admission).await.unwrap();
     let settings =
         Draft { limit: Some(1), ceiling: Some(4), max_wait: Some(Duration::from_secs(30)), ..Draft::default() };
-    admission.configure(&Change::default(), "db", |_| settings.try_into()).unwrap();
+    admission.configure(&Change::default(), "db", |_| Ok((settings.try_into()?, false))).unwrap();
     // Down to one for ten seconds: whoever waits is granted when it goes back up, with no other event.
     admission.set_limit(&Change::default(), "db", 2, None).unwrap();
     admission.set_limit(&Change::default(), "db", 1, Some(Duration::from_secs(8))).unwrap();

@@ -356,13 +356,14 @@ async fn r7_made_up_and_altered_lease_ids_are_unknown() {
     bench.end().await;
 }
 
-/// All unary methods of both services, with a request of theirs.
-fn methods(lease: &v1::Lease) -> [(bool, &'static str, Vec<u8>); 8] {
-    let admission = |method, message| (true, method, message);
-    let admin = |method, message| (false, method, message);
+/// All methods of both services whose answers end, with a request of theirs: about no bulkhead that is there.
+fn methods(lease: &v1::Lease) -> Vec<(bool, String, Vec<u8>)> {
+    let admission = |method: &str, message| (true, method.to_owned(), message);
+    let admin = |method: &str, message| (false, method.to_owned(), message);
+    let nowhere = v1::GetBulkheadRequest { name: "nowhere".into() }.encode_to_vec();
     let renew = v1::RenewRequest { seq: 1, lease_ids: vec![lease.lease_id.clone()] };
     let release = v1::ReleaseRequest { bulkhead: "db".into(), request_id: "other".into(), ..Default::default() };
-    [
+    let mut methods = vec![
         admission("AdmissionService/Acquire", v1::AcquireRequest { permits: 3, ..ask("nowhere") }.encode_to_vec()),
         admission("AdmissionService/Release", release.encode_to_vec()),
         admission("AdmissionService/Renew", renew.encode_to_vec()),
@@ -370,11 +371,19 @@ fn methods(lease: &v1::Lease) -> [(bool, &'static str, Vec<u8>); 8] {
         admin("AdminService/GetBulkhead", v1::GetBulkheadRequest { name: "db".into() }.encode_to_vec()),
         admin("AdminService/ListBulkheads", v1::ListBulkheadsRequest::default().encode_to_vec()),
         admin("AdminService/ListLeases", v1::ListLeasesRequest::default().encode_to_vec()),
-        admin(
-            "AdminService/SetLimit",
-            v1::SetLimitRequest { name: "nowhere".into(), ..Default::default() }.encode_to_vec(),
-        ),
-    ]
+    ];
+    // The others begin with the name of what they are about.
+    let known: Vec<_> = methods.iter().map(|(_, method, _)| method.clone()).collect();
+    let set = prost_types::FileDescriptorSet::decode(v1::FILE_DESCRIPTOR_SET).unwrap();
+    for service in set.file.iter().flat_map(|file| &file.service) {
+        for method in &service.method {
+            let method = format!("{}/{}", service.name(), method.name());
+            if !known.contains(&method) && method != "AdminService/WatchBulkheads" {
+                methods.push((service.name() == "AdmissionService", method, nowhere.clone()));
+            }
+        }
+    }
+    methods
 }
 
 #[tokio::test]
@@ -383,7 +392,8 @@ async fn p24_any_bytes_as_a_request_are_answered_and_change_nothing() {
     let methods = methods(&bench.lease);
     let mut random = rand::rng();
     let (mut answered, mut reset) = (0, 0);
-    let rounds = size(100, 1000, 50_000);
+    exercised("methods", methods.len(), 19);
+    let rounds = size(100, 400, 50_000);
     for round in 0..rounds {
         // Connections may be closed by what came over them, so they are not kept for long.
         let admission = Raw::connect(bench.server.admission_address()).await;

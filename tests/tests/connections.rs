@@ -127,6 +127,19 @@ async fn p22_probes_may_say_little() {
 }
 
 #[tokio::test]
+async fn p21_operators_may_do_few_things_at_once_on_a_connection() {
+    let server = Server::start(DB);
+    let mut stream = TcpStream::connect(server.admin_address()).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut header = [0; 9];
+    stream.read_exact(&mut header).await.unwrap();
+    let mut settings = vec![0; usize::from(header[2])];
+    stream.read_exact(&mut settings).await.unwrap();
+    assert!(settings.chunks(6).any(|setting| setting == [0, 3, 0, 0, 0, 32]), "{settings:?}");
+    assert_eq!(server.status("db").await.running, 0);
+}
+
+#[tokio::test]
 async fn as_many_files_are_opened_as_may_be() {
     // At first too few for so many connections.
     let server = Server::start_with_files(DB, 128, 1_024);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
 use tidegate_tests::attack::{Attack, Flood};
@@ -174,6 +175,51 @@ async fn a_server_ends_within_3_s_although_a_client_takes_none_of_its_answers() 
         exit.took
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_server_ends_although_it_reads_a_file_from_which_nothing_comes() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("tidegate.toml");
+    std::fs::write(&file, DB).unwrap();
+    let server = Server::start_on(&file, &[]);
+    let pipe = folder.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    std::fs::rename(&pipe, &file).unwrap();
+    // It can be opened for writing as soon as the server reads it.
+    let start = Instant::now();
+    let mut writer = std::fs::OpenOptions::new();
+    writer.write(true).custom_flags(nix::libc::O_NONBLOCK);
+    let _silent = loop {
+        match writer.open(&file) {
+            Ok(silent) => break silent,
+            Err(_) => assert!(start.elapsed() < PATIENCE, "the server does not read it"),
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    };
+    let exit = server.terminate().await;
+    assert_eq!(exit.code, Some(0), "{}", exit.log);
+}
+
+#[tokio::test]
+async fn clients_cannot_fill_the_log() {
+    let server = Server::start(DB);
+    let mut stream = TcpStream::connect(server.admission_address()).await.unwrap();
+    let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    // Answers to PINGs that nobody sent: few enough that the connection is kept.
+    for _ in 0..500 {
+        sent.extend(b"\0\0\x08\x06\x01\0\0\0\0logfill!");
+    }
+    // And one PING, whose answer comes when all that was read.
+    sent.extend(b"\0\0\x08\x06\0\0\0\0\0the last");
+    stream.write_all(&sent).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.windows(8).any(|bytes| bytes == b"the last") {
+        assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0, "it is kept");
+    }
+    drain_and_refill(&server, "db").await;
+    let lines = server.log().lines().filter(|line| line.contains("h2::")).count();
+    assert_eq!(lines, 0, "{}", server.log());
 }
 
 #[tokio::test]

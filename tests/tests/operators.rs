@@ -314,3 +314,111 @@ async fn a_page_token_of_another_list_is_refused() {
     drain_and_refill(&server, "a").await;
     drain_and_refill(&server, "b").await;
 }
+
+fn settings(limit: Option<u32>, ceiling: Option<u32>) -> v1::BulkheadSettings {
+    v1::BulkheadSettings { limit, ceiling, ..Default::default() }
+}
+
+fn update(name: &str, settings: v1::BulkheadSettings, paths: &[&str]) -> v1::UpdateBulkheadRequest {
+    let bulkhead = v1::Bulkhead { name: name.into(), settings: Some(settings), ..Default::default() };
+    let paths: Vec<_> = paths.iter().map(|path| (*path).to_owned()).collect();
+    let update_mask = (!paths.is_empty()).then_some(prost_types::FieldMask { paths });
+    v1::UpdateBulkheadRequest { bulkhead: Some(bulkhead), update_mask, ..Default::default() }
+}
+
+#[tokio::test]
+async fn r4_a_lower_ceiling_never_raises_a_limit_that_an_operator_lowered() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=8\nceiling=16\n");
+    let admin = server.admin().await;
+    let send = async |request: v1::UpdateBulkheadRequest| {
+        let dry = v1::UpdateBulkheadRequest { validate_only: true, ..request.clone() };
+        let told = admin.stub().update_bulkhead(dry).await.unwrap().into_inner().bulkhead.unwrap();
+        let done = admin.stub().update_bulkhead(request).await.unwrap().into_inner().bulkhead.unwrap();
+        // What would be is what came to be.
+        let (told, now) = (told.status.unwrap(), done.status.unwrap());
+        assert_eq!((told.limit, told.revert_limit), (now.limit, now.revert_limit));
+        (done.settings.unwrap().limit.unwrap(), now.limit, now.revert_limit)
+    };
+    let for_a_while =
+        v1::SetLimitRequest { name: "db".into(), limit: 2, revert_after: seconds(3600), ..Default::default() };
+    admin.stub().set_limit(for_a_while).await.unwrap();
+    assert_eq!(send(update("db", settings(None, Some(4)), &[])).await, (4, 2, Some(8)));
+    // What was read and is written back moves nothing; who names the limit moves both.
+    assert_eq!(send(update("db", settings(Some(4), Some(5)), &[])).await, (4, 2, Some(8)));
+    assert_eq!(send(update("db", settings(Some(4), None), &["settings.limit"])).await, (4, 4, None));
+    assert_eq!(send(update("db", settings(Some(3), None), &[])).await, (3, 3, None));
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
+async fn an_etag_changes_with_what_is_decided_and_with_a_restart_and_with_nothing_else() {
+    let config = "[[bulkhead]]\nname='db'\nlimit=2\n";
+    let server = Server::start(config);
+    let admin = server.admin().await;
+    let first = admin.bulkhead("db").await.etag;
+    let same = v1::SetLimitRequest { name: "db".into(), limit: 2, etag: first.clone(), ..Default::default() };
+    let after = admin.stub().set_limit(same.clone()).await.unwrap().into_inner().bulkhead.unwrap();
+    assert_eq!(after.etag, first, "nothing is different");
+    let other = v1::SetLimitRequest { limit: 1, ..same.clone() };
+    let after = admin.stub().set_limit(other).await.unwrap().into_inner().bulkhead.unwrap();
+    assert_ne!(after.etag, first);
+    drop(server);
+    let server = Server::start(config);
+    let refused = server.admin().await.stub().set_limit(same).await.unwrap_err();
+    assert_eq!(reason(&refused), "ETAG_MISMATCH");
+}
+
+#[tokio::test]
+async fn what_would_be_refused_is_refused_when_it_is_only_validated() {
+    let server = Server::start("[server]\nmax_bulkheads=1\n[[bulkhead]]\nname='db'\nlimit=1\n");
+    let (admin, client) = (server.admin().await, server.client().await);
+    for validate_only in [true, false] {
+        let name = "other".into();
+        let create = v1::CreateBulkheadRequest {
+            name,
+            settings: Some(settings(Some(1), None)),
+            validate_only,
+            ..Default::default()
+        };
+        assert_eq!(reason(&admin.stub().create_bulkhead(create).await.unwrap_err()), "SERVER_CAP_REACHED");
+        let missing = update("other", settings(Some(1), None), &[]);
+        let missing = v1::UpdateBulkheadRequest { allow_missing: true, validate_only, ..missing };
+        assert_eq!(reason(&admin.stub().update_bulkhead(missing).await.unwrap_err()), "SERVER_CAP_REACHED");
+    }
+    let lease = client.take("db").await;
+    let delete = v1::DeleteBulkheadRequest { name: "db".into(), drain: true, ..Default::default() };
+    admin.stub().delete_bulkhead(delete).await.unwrap();
+    for validate_only in [true, false] {
+        let late = v1::UpdateBulkheadRequest { validate_only, ..update("db", settings(Some(1), None), &[]) };
+        assert_eq!(reason(&admin.stub().update_bulkhead(late).await.unwrap_err()), "BULKHEAD_IN_USE");
+    }
+    let mode = v1::SetModeRequest { name: "db".into(), mode: v1::Mode::Paused.into(), ..Default::default() };
+    assert_eq!(reason(&admin.stub().set_mode(mode).await.unwrap_err()), "BULKHEAD_IN_USE");
+    let recovery = v1::EndRecoveryRequest { name: "db".into(), ..Default::default() };
+    assert_eq!(reason(&admin.stub().end_recovery(recovery).await.unwrap_err()), "BULKHEAD_IN_USE");
+    assert_eq!(client.release(&lease.lease_id).await, v1::ReleaseState::Released);
+}
+
+#[tokio::test]
+async fn a_watch_tells_of_many_that_go_at_once_in_messages_of_500() {
+    let config = "[server]\nidle_after='3s'\n[[bulkhead]]\nname='db'\nlimit=1\n\
+        [[template]]\npattern='made/*'\nlimit=1\nlease_ttl='2s'\n";
+    let server = Server::start(config);
+    let client = server.client().await;
+    for number in 0..1_200 {
+        // Refused, but its bulkhead is made.
+        let too_many = v1::AcquireRequest { permits: 2, ..ask(&format!("made/{number:0>200}")) };
+        client.acquire(too_many).await.unwrap_err();
+    }
+    let watch = v1::WatchBulkheadsRequest { interval: seconds(10), ..Default::default() };
+    let mut told = server.admin().await.stub().watch_bulkheads(watch).await.unwrap().into_inner();
+    let (mut there, mut gone, mut messages) = (0, 0, 0);
+    while there == 0 || gone < there - 1 {
+        let message = told.message().await.expect("it goes on").unwrap();
+        assert!(message.bulkheads.len() <= 500 && message.deleted.len() <= 500, "{}", message.deleted.len());
+        there += message.bulkheads.len();
+        gone += message.deleted.len();
+        messages += usize::from(!message.deleted.is_empty());
+    }
+    exercised("messages about what is gone", messages, 2);
+}

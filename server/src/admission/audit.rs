@@ -104,7 +104,9 @@ impl Audit {
 
     fn push(&self, change: Change<'_>, bulkhead: Arc<str>, partition: &str, changes: Vec<AuditChange>) {
         let Change { action, actor, detail, etag: _ } = change;
-        if let Some(held_back) = self.quiet.pass() {
+        // A reload may change thousands; what people do is all told.
+        let is_by_file = actor == Change::file().actor;
+        if let Some(held_back) = if is_by_file { self.quiet.pass() } else { Some(0) } {
             let changes: Vec<_> = changes.iter().map(ToString::to_string).collect();
             info!(action, actor, %bulkhead, partition, detail, changes = changes.join(", "), held_back, "changed");
         }
@@ -152,7 +154,10 @@ const FIELDS: usize = 16;
 fn fields(view: &View) -> [(&'static str, String); FIELDS] {
     let (settings, status): (&Settings, _) = (&view.settings, &view.status);
     let time = |time: std::time::Duration| humantime::format_duration(time).to_string();
-    let revert = status.revert.map(|revert| format!("to {}", revert.limit));
+    let revert = status
+        .revert
+        .zip(view.revert_time)
+        .map(|(revert, at)| format!("to {} at {}", revert.limit, humantime::format_rfc3339_seconds(at)));
     [
         ("limit", status.limit.to_string()),
         ("revert", revert.unwrap_or_default()),

@@ -30,6 +30,10 @@ impl Admission {
         if let Some(cell) = self.find_exact(name) {
             return Err(self.taken(&cell));
         }
+        if !self.caps.has_bulkhead() {
+            return Err(Refused::early(Reason::ServerCapReached, name, None));
+        }
+        let settings = self.plan.lock().settings.apply(settings);
         let bulkhead = Bulkhead::new(settings, FencingToken::default());
         Ok(View {
             name: name.into(),

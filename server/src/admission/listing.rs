@@ -227,7 +227,7 @@ impl Admission {
         self.cells.iter().map(|cell| cell.key().clone()).filter(|name| wanted(name)).collect()
     }
 
-    fn look_at(&self, cell: &Arc<Cell>) -> View {
+    pub(super) fn look_at(&self, cell: &Arc<Cell>) -> View {
         let (mut state, now) = self.enter(cell);
         let settled = state.bulkhead.advance(now);
         self.finish(cell, &mut state, settled);

@@ -1,9 +1,9 @@
 //! What operators do.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use tidegate_core::{FencingToken, Instant, Invalid, Mode, Reason, RequestKey, Settings};
+use tidegate_core::{FencingToken, Instant, Invalid, Mode, Reason, RequestKey, Settings, Status};
 
 use super::audit::{AuditChange, Change, differences};
 use super::{Admission, Cell, Refused, State, View};
@@ -34,16 +34,18 @@ impl Admission {
         })
     }
 
-    /// Replaces the settings by what `merge` makes of the present ones, all at once or not at all.
+    /// Replaces the settings by what `merge` makes of the present ones, all at once or not at all. It also tells whether
+    /// the limit in force moves to the start limit.
     pub fn configure(
         &self,
         change: &Change<'_>,
         name: &str,
-        merge: impl FnOnce(&Settings) -> Result<Settings, Invalid>,
+        merge: impl FnOnce(&Settings) -> Result<(Settings, bool), Invalid>,
     ) -> Result<View, Refused> {
         self.change(change, name, |cell, state, now| {
-            let settings = merge(state.bulkhead.settings()).map_err(|invalid| Refused::invalid(name, invalid))?;
-            let step = state.bulkhead.configure(now, settings);
+            let merged = merge(state.bulkhead.settings()).map_err(|invalid| Refused::invalid(name, invalid))?;
+            let (settings, moves_limit) = merged;
+            let step = state.bulkhead.configure(now, settings, moves_limit);
             self.finish(cell, state, step);
             Ok(())
         })
@@ -54,13 +56,17 @@ impl Admission {
         &self,
         change: &Change<'_>,
         name: &str,
-        merge: impl FnOnce(&Settings) -> Result<Settings, Invalid>,
+        merge: impl FnOnce(&Settings) -> Result<(Settings, bool), Invalid>,
     ) -> Result<View, Refused> {
-        let view = self.bulkhead(name)?;
-        if !change.etag.is_empty() && change.etag != view.etag {
-            return Err(Refused::early(Reason::EtagMismatch, name, None));
+        let cell = self.find(name)?;
+        self.enter(&cell).0.expect(&cell, change.etag)?;
+        let mut view = self.look_at(&cell);
+        let (settings, moves_limit) = merge(&view.settings).map_err(|invalid| Refused::invalid(name, invalid))?;
+        if moves_limit {
+            view.status = Status { limit: settings.limit(), revert: None, ..view.status };
+            view.revert_time = None;
         }
-        let settings = merge(&view.settings).map_err(|invalid| Refused::invalid(name, invalid))?;
+        view.status.limit = view.status.limit.min(settings.ceiling());
         Ok(View { settings, ..view })
     }
 
@@ -130,11 +136,12 @@ impl Admission {
             state.expect(cell, change.etag)?;
             let before = self.view(cell, state);
             act(cell, state, now)?;
+            let changes = differences(Some(&before), Some(&self.view(cell, state)));
+            // What changes nothing is meant, and on record, all the same.
             state.kept = true;
-            state.revision += 1;
-            let after = self.view(cell, state);
-            self.audit.bulkhead(*change, cell.name.clone(), differences(Some(&before), Some(&after)));
-            Ok(after)
+            state.revision += u64::from(!changes.is_empty());
+            self.audit.bulkhead(*change, cell.name.clone(), changes);
+            Ok(self.view(cell, state))
         })?;
         answer
     }
@@ -152,8 +159,9 @@ impl State {
         Ok(())
     }
 
-    /// Another one after every change that somebody decided.
+    /// Another one after every change that somebody decided, and after a restart.
     pub(super) fn etag(&self, cell: &Cell) -> String {
-        format!("\"{}-{}\"", cell.incarnation, self.revision)
+        let made = cell.counted_since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        format!("\"{:x}-{}\"", made.as_nanos(), self.revision)
     }
 }

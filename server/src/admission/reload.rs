@@ -142,7 +142,7 @@ impl Admission {
         let merged = old.map_or_else(|| new.clone(), |old| before.settings.merge(old, new));
         let limit = merged.limit();
         if merged != before.settings {
-            let step = state.bulkhead.configure(now, merged);
+            let step = state.bulkhead.configure(now, merged, false);
             self.finish(cell, state, step);
         }
         if old.is_none_or(|old| old.limit() != new.limit()) {

@@ -40,6 +40,8 @@ const LARGEST_ADMIN_RESPONSE: usize = 4 << 20;
 /// What the messages under way may hold, on each connection for itself: the largest one, and an Acquire on every stream.
 const HELD: usize = LARGEST_REQUEST + (128 << 10);
 const ADMIN_HELD: usize = 2 * LARGEST_ADMIN_REQUEST;
+/// An operator's calls look at whatever there is, and few are needed at once.
+const ADMIN_STREAMS: u32 = 32;
 /// The same for all connections beyond that: some 80 renewals of 1,000 leases each, with their answers.
 const HELD_TOGETHER: usize = 16 << 20;
 /// Reflection, and what an answer of its that nobody takes holds: whole descriptors, behind a channel of its own.
@@ -95,7 +97,8 @@ pub(crate) async fn serve_admin(config: &ServerConfig, listener: TcpListener, ad
     let (reporter, others) = others(&service).await;
     let pressure = Pressure::default();
     let answer = answer(service.clone(), others, pressure.clone(), Room::new(ADMIN_HELD, HELD_TOGETHER));
-    let settings = config.transport.clone();
+    let mut settings = config.transport.clone();
+    settings.max_streams_per_connection = settings.max_streams_per_connection.min(ADMIN_STREAMS);
     let serving = transport::serve(listener, For::Operators, settings, pressure, answer, life.stopping.clone());
     tokio::join!(serving, sign_off(reporter, &service, life));
 }

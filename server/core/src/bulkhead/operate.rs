@@ -43,12 +43,13 @@ impl Bulkhead {
         }
     }
 
-    /// Replaces the settings (R4). A changed start limit moves the limit in force, for good; a lower ceiling lowers it
-    /// too, and waiters that ask for more than the new ceiling are refused. Waits begun keep their ends and their places.
-    pub fn configure(&mut self, now: Instant, settings: Settings) -> Step<()> {
+    /// Replaces the settings (R4). With `moves_limit` the limit in force becomes their start limit, for good. A lower
+    /// ceiling lowers it in any case, and waiters that ask for more than the new ceiling are refused. Waits begun keep their
+    /// ends and their places.
+    pub fn configure(&mut self, now: Instant, settings: Settings, moves_limit: bool) -> Step<()> {
         let mut effects = self.settle(now);
         let mut wanted = self.limit;
-        if settings.limit() != self.settings.limit() {
+        if moves_limit {
             wanted = settings.limit();
             self.revert = None;
         }

@@ -32,11 +32,12 @@ impl Pair {
 
     pub fn configure(&mut self, limit: Option<u32>, ceiling: u32, mode: Option<Mode>) {
         let (now, at) = (self.now, Instant::from_nanos(self.now));
+        let moves_limit = limit.is_some();
         let limit = limit.unwrap_or(self.oracle.rules.limit).min(ceiling);
         let mode = mode.unwrap_or(self.oracle.rules.mode);
         let rules = Rules { limit, ceiling, mode, ..self.oracle.rules };
-        let done = self.core.configure(at, convert::settings(&rules));
-        self.oracle.step(now, |oracle| oracle.configure(now, rules));
+        let done = self.core.configure(at, convert::settings(&rules), moves_limit);
+        self.oracle.step(now, |oracle| oracle.configure(now, rules, moves_limit));
         self.compare("configure", &done.answer, done.effects, &());
     }
 

@@ -144,9 +144,9 @@ impl Oracle {
         within
     }
 
-    pub fn configure(&mut self, now: u64, rules: Rules) {
+    pub fn configure(&mut self, now: u64, rules: Rules, moves_limit: bool) {
         let Rules { limit, ceiling, mode, .. } = rules;
-        if limit != self.rules.limit {
+        if moves_limit {
             (self.limit, self.revert) = (limit, None);
         }
         if mode != self.rules.mode {

@@ -191,8 +191,15 @@ impl Desk {
         self.keep(step.effects);
     }
 
+    /// The limit in force stays, if it can.
     pub fn configure(&mut self, draft: Draft) {
-        let step = self.core.configure(self.now, Settings::try_from(draft).unwrap());
+        let step = self.core.configure(self.now, Settings::try_from(draft).unwrap(), false);
+        self.keep(step.effects);
+    }
+
+    /// The limit in force moves, too.
+    pub fn configure_limit(&mut self, draft: Draft) {
+        let step = self.core.configure(self.now, Settings::try_from(draft).unwrap(), true);
         self.keep(step.effects);
     }
 

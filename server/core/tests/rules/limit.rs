@@ -105,7 +105,18 @@ fn r1_a_ttl_may_be_anything_within_its_range() {
 }
 
 #[test]
-fn r4_only_a_changed_start_limit_or_a_lower_ceiling_moves_the_limit_in_force() {
+fn r4_a_lower_ceiling_lowers_the_start_limit_and_never_raises_the_limit_in_force() {
+    check(Draft { ceiling: Some(16), ..limit(8) }, |desk| {
+        desk.set_limit_for(2, seconds(5));
+        desk.configure(Draft { ceiling: Some(4), ..limit(4) });
+        assert_eq!((desk.status().limit, desk.status().revert.map(|revert| revert.limit)), (2, Some(8)));
+        desk.at(seconds(5)).advance();
+        assert_eq!(desk.status().limit, 4, "it goes back as far as it can");
+    });
+}
+
+#[test]
+fn r4_only_a_limit_that_was_sent_or_a_lower_ceiling_moves_the_limit_in_force() {
     check(Draft { ceiling: Some(9), ..limit(4) }, |desk| {
         desk.set_limit(6).unwrap();
         desk.configure(Draft { ceiling: Some(8), ..limit(4) });
@@ -114,7 +125,7 @@ fn r4_only_a_changed_start_limit_or_a_lower_ceiling_moves_the_limit_in_force() {
         assert_eq!(desk.status().limit, 5);
         desk.configure(Draft { ceiling: Some(9), ..limit(4) });
         assert_eq!(desk.status().limit, 5);
-        desk.configure(Draft { ceiling: Some(9), ..limit(7) });
+        desk.configure_limit(Draft { ceiling: Some(9), ..limit(7) });
         assert_eq!(desk.status().limit, 7);
     });
 }
@@ -124,7 +135,7 @@ fn r4_a_higher_start_limit_wakes_waiters_as_raising_does() {
     check(Draft { ceiling: Some(9), ..limit(1) }, |desk| {
         desk.granted(ask(1));
         let waiters: Vec<_> = (0..3).map(|_| desk.queued(ask(1))).collect();
-        desk.configure(Draft { ceiling: Some(9), ..limit(3) });
+        desk.configure_limit(Draft { ceiling: Some(9), ..limit(3) });
         assert_eq!(desk.woken(), waiters[..2]);
     });
 }

@@ -159,7 +159,11 @@ impl Stage {
                 let waiters = self.core.waiters_after(None, usize::MAX).map(|waiter| words::waiter(&waiter));
                 Ok(tell(waiters.collect::<Vec<_>>().join(", ")))
             }
-            ["settings", "become", ref settings @ ..] => Ok(done(self.core.configure(now, words::settings(settings)?))),
+            ["settings", "become", ref settings @ ..] => {
+                let settings = words::settings(settings)?;
+                let moves_limit = settings.limit() != self.core.settings().limit();
+                Ok(done(self.core.configure(now, settings, moves_limit)))
+            }
             ["room", "becomes", ref room @ ..] => {
                 self.core.set_room(words::room(room)?);
                 Ok(tell(String::new()))

@@ -144,8 +144,9 @@ impl Patch {
         Settings::try_from(self.sent.clone())
     }
 
-    /// Those settings with what is to be changed; one that only had to be there keeps its limit.
-    pub(super) fn merge(&self, present: &Settings, keeps_limit: bool) -> Result<Settings, Invalid> {
+    /// Those settings with what is to be changed, and whether the limit in force moves as well: if the mask names the limit,
+    /// or another start limit was sent. A bulkhead that only had to be there keeps its limit.
+    pub(super) fn merge(&self, present: &Settings, keeps_limit: bool) -> Result<(Settings, bool), Invalid> {
         let (mut draft, sent) = (Draft::from(present), &self.sent);
         let mut limit = None;
         for path in &self.paths {
@@ -162,12 +163,13 @@ impl Patch {
                 _ => draft.mode = sent.mode,
             }
         }
+        let moves_limit = limit.is_some_and(|limit| self.names_limit || limit != Some(present.limit()));
         draft.limit = match limit {
             Some(limit) => limit,
             // A lower ceiling lowers the limit with it.
             None => draft.limit.map(|limit| draft.ceiling.map_or(limit, |ceiling| limit.min(ceiling))),
         };
-        Settings::try_from(draft)
+        Ok((Settings::try_from(draft)?, moves_limit))
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::admission::{Admission, View};
 
-/// The most bulkheads in one message, and the most looked at before others get the processor.
+/// The most bulkheads in one message, told or gone, and the most looked at before others get the processor.
 const BATCH: usize = 500;
 
 /// What one caller was told.
@@ -25,6 +25,8 @@ pub(super) struct Watch {
     hasher: RandomState,
     /// What was last told of each, as a hash.
     told: HashMap<Arc<str>, u64>,
+    /// Gone since the last round and not yet told, last first.
+    gone: Vec<String>,
     /// Still to be looked at in this round, last first.
     round: Vec<Arc<str>>,
     /// It knows all there was in the first round.
@@ -42,6 +44,7 @@ impl Watch {
             interval,
             hasher: RandomState::new(),
             told: HashMap::new(),
+            gone: Vec::new(),
             round: Vec::new(),
             caught_up: false,
         }
@@ -51,12 +54,18 @@ impl Watch {
     pub(super) async fn next(&mut self) -> v1::WatchBulkheadsResponse {
         loop {
             let mut message = v1::WatchBulkheadsResponse::default();
-            if self.round.is_empty() {
+            if self.round.is_empty() && self.gone.is_empty() {
                 self.interval.tick().await;
-                message.deleted = self.begin_round();
+                self.begin_round();
             }
-            self.look(&mut message);
-            message.complete = self.round.is_empty();
+            if self.gone.is_empty() {
+                self.look(&mut message);
+            } else {
+                let rest = self.gone.len().saturating_sub(BATCH);
+                message.deleted = self.gone.split_off(rest);
+                message.deleted.reverse();
+            }
+            message.complete = self.round.is_empty() && self.gone.is_empty();
             let catches_up = message.complete && !self.caught_up;
             self.caught_up |= catches_up;
             if !message.bulkheads.is_empty() || !message.deleted.is_empty() || catches_up {
@@ -66,21 +75,18 @@ impl Watch {
         }
     }
 
-    /// Answers what is gone since the last one.
-    fn begin_round(&mut self) -> Vec<String> {
+    fn begin_round(&mut self) {
         self.round = if self.names.is_empty() { self.admission.all_names() } else { self.names.clone() };
         self.round.sort_unstable_by(|a, b| b.cmp(a));
         let there: HashSet<&Arc<str>> = self.round.iter().collect();
-        let mut gone = Vec::new();
         self.told.retain(|name, _| {
             let stays = there.contains(name) && self.admission.has(name);
             if !stays {
-                gone.push(name.to_string());
+                self.gone.push(name.to_string());
             }
             stays
         });
-        gone.sort_unstable();
-        gone
+        self.gone.sort_unstable_by(|a, b| b.cmp(a));
     }
 
     fn look(&mut self, message: &mut v1::WatchBulkheadsResponse) {
