@@ -37,11 +37,11 @@ const LARGEST_ADMIN_REQUEST: usize = 1 << 20;
 const LARGEST_RESPONSE: usize = 1 << 20;
 /// A page of 1,000 bulkheads with the longest texts; what stock clients accept.
 const LARGEST_ADMIN_RESPONSE: usize = 4 << 20;
+/// How many calls an operator's connection may have at once: each may look at whatever there is.
+const ADMIN_STREAMS: u32 = 32;
 /// What the messages under way may hold, on each connection for itself: the largest one, and an Acquire on every stream.
 const HELD: usize = LARGEST_REQUEST + (128 << 10);
 const ADMIN_HELD: usize = 2 * LARGEST_ADMIN_REQUEST;
-/// An operator's calls look at whatever there is, and few are needed at once.
-const ADMIN_STREAMS: u32 = 32;
 /// The same for all connections beyond that: some 80 renewals of 1,000 leases each, with their answers.
 const HELD_TOGETHER: usize = 16 << 20;
 /// Reflection, and what an answer of its that nobody takes holds: whole descriptors, behind a channel of its own.
