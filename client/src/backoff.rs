@@ -85,7 +85,7 @@ impl Backoff {
                     Jitter::None => plain,
                     Jitter::Full => plain.mul_f64(random),
                     Jitter::Within(share) => {
-                        let share = share.clamp(0.0, 1.0);
+                        let share = if share.is_nan() { 0.0 } else { share.clamp(0.0, 1.0) };
                         let spread = plain.mul_f64(1.0 - share + 2.0 * share * random);
                         // Capped after the jitter, or the cap would be no cap.
                         whole_millis(spread.min(*cap))

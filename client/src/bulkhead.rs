@@ -227,11 +227,12 @@ impl Bulkhead {
                 Streaming::Runs(running) => running,
             };
             let item = tokio::select! {
+                // The loss first: a stream whose items are always ready must stop as well.
                 biased;
-                item = running.stream.next() => item?,
                 loss = running.permit.lost() => {
                     Err(Error::Lost { bulkhead: running.permit.bulkhead().into(), loss }.into())
                 }
+                item = running.stream.next() => item?,
             };
             let next = item.is_ok().then_some(Streaming::Runs(running));
             Some((item, next))

@@ -65,8 +65,8 @@ pub fn http_verdict(status: u16, retry_after: Option<&str>, now: SystemTime) -> 
 pub fn retry_after(text: &str, now: SystemTime) -> Option<Duration> {
     let text = text.trim();
     if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
-        // More digits than a number has are for ever.
-        return Some(Duration::from_secs(text.parse().unwrap_or(u64::from(u32::MAX))));
+        // More than a century is for ever.
+        return Some(Duration::from_secs(text.parse().unwrap_or(u32::MAX).into()));
     }
     let date = httpdate::parse_http_date(text).ok()?;
     Some(date.duration_since(now).unwrap_or_default())

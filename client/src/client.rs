@@ -90,7 +90,7 @@ impl Client {
 
     /// Whether work goes on without the server now.
     pub fn is_falling_back(&self) -> bool {
-        self.keeper.config.fallback.is_on()
+        self.keeper.config.fallback.carries()
     }
 
     /// Completes when every permit that was dropped before is given back, and every request that was given up before is
@@ -305,7 +305,11 @@ impl Config {
     pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         if let Some(hook) = &self.metadata {
-            hook(request.metadata_mut());
+            // It also runs on the client's own thread, which renews every lease.
+            let run = std::panic::AssertUnwindSafe(|| hook(request.metadata_mut()));
+            if std::panic::catch_unwind(run).is_err() {
+                tracing::error!("the hook for metadata panicked: the request goes without it");
+            }
         }
         opentelemetry::global::get_text_map_propagator(|propagator| {
             propagator.inject_context(&tracing::Span::current().context(), &mut Carrier(request.metadata_mut()));

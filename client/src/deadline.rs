@@ -28,7 +28,7 @@ pub(crate) fn renewed(sent: Instant, ttl: Duration) -> Instant {
 
 /// The shortest ttl of a lease that nobody renews, for work that stops after `work`.
 pub(crate) fn least_unrenewed(work: Duration, ttl: Duration) -> Duration {
-    work + LEAST_SPARE.max(margin(ttl))
+    work.saturating_add(LEAST_SPARE.max(margin(ttl)))
 }
 
 #[cfg(test)]

@@ -29,11 +29,13 @@ pub(crate) struct Standing {
     longest: Duration,
     is_on: AtomicBool,
     since: Mutex<Option<Instant>>,
+    /// Its time was over, and that was told.
+    is_over: AtomicBool,
 }
 
 impl Standing {
     pub(crate) fn new(kind: Fallback, longest: Duration) -> Self {
-        Self { kind, longest, is_on: AtomicBool::new(false), since: Mutex::new(None) }
+        Self { kind, longest, is_on: AtomicBool::new(false), since: Mutex::new(None), is_over: AtomicBool::new(false) }
     }
 
     /// Whether it has begun, so that there is no use in being patient again.
@@ -57,12 +59,21 @@ impl Standing {
             counters.count(|counts| &counts.fallback_grants);
             self.kind
         } else {
+            if !self.is_over.swap(true, Ordering::Relaxed) {
+                tracing::warn!(longest = ?self.longest, "the fallback has lasted as long as it may: work is refused");
+            }
             Fallback::Closed
         }
     }
 
+    /// Whether work goes on without the server now.
+    pub(crate) fn carries(&self) -> bool {
+        self.is_on() && !self.is_over.load(Ordering::Relaxed)
+    }
+
     /// An answer of the server's came.
     pub(crate) fn end(&self, now: Instant) {
+        self.is_over.store(false, Ordering::Relaxed);
         if self.is_on.swap(false, Ordering::Relaxed)
             && let Some(start) = self.since.lock().take()
         {
@@ -82,8 +93,10 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(standing.begin(at(0), &counters), Fallback::Local(2));
         assert_eq!(standing.begin(at(59), &counters), Fallback::Local(2));
+        assert!(standing.carries());
         assert_eq!(standing.begin(at(60), &counters), Fallback::Closed, "never silently for ever");
         assert_eq!(standing.begin(at(999), &counters), Fallback::Closed);
+        assert!(standing.is_on() && !standing.carries());
         standing.end(at(1_000));
         assert!(!standing.is_on());
         assert_eq!(standing.begin(at(1_001), &counters), Fallback::Local(2));

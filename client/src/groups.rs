@@ -114,6 +114,9 @@ impl GroupsBuilder {
     /// A group with its bulkhead: a server's, or one in this process.
     pub fn group(mut self, name: impl Into<String>, bulkhead: impl Into<Bulkhead>) -> Self {
         let name = name.into();
+        if name == DEFAULT {
+            return self.default_group(bulkhead);
+        }
         self.named.insert(name.clone(), Group::new(name, bulkhead.into()));
         self
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tidegate_proto::v1;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::sync::{Notify, mpsc};
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -19,7 +19,7 @@ use tonic::{Code, Streaming};
 use crate::client::Config;
 use crate::error::Error;
 use crate::lease::Lease;
-use crate::line::{Line, PROMPT, Place, Session};
+use crate::line::{Line, PROMPT, Place, Session, Sockets};
 use crate::permit::{Outcome, Report};
 use crate::releases::{Jobs, Released, Releases};
 use crate::renewals::Renewals;
@@ -58,6 +58,8 @@ struct NewLeases {
     leases: Mutex<Vec<Arc<Lease>>>,
     /// Told when there are some again.
     some: Notify,
+    /// Told when one cannot wait.
+    urgent: Notify,
 }
 
 impl Keeper {
@@ -124,6 +126,10 @@ impl Keeper {
 
     /// Looks after a new lease.
     pub(crate) fn hold(&self, lease: Arc<Lease>) {
+        let first = lease.granted().renew_interval.unwrap_or_default() + SETTLE;
+        if lease.deadline() <= now() + first {
+            self.granted.urgent.notify_one();
+        }
         let mut leases = self.granted.leases.lock();
         leases.push(lease);
         if leases.len() == 1 {
@@ -189,7 +195,7 @@ type Opening = Pin<Box<dyn Future<Output = Option<Stream>> + Send>>;
 
 impl Thread {
     async fn run(mut self, lines: [Arc<Line>; 2], jobs: Jobs) {
-        let sockets = Arc::new(Semaphore::new(lines.len()));
+        let sockets = Sockets::new(lines.len());
         for (number, line) in lines.into_iter().enumerate() {
             tokio::spawn(line.run(self.config.clone(), sockets.clone(), number > 0));
         }
@@ -226,7 +232,8 @@ impl Thread {
                         self.renewals.resume(now());
                     }
                 }
-                () = self.granted.some.notified() => self.look = Some(now() + SETTLE),
+                () = self.granted.urgent.notified() => self.look = Some(now()),
+                () = self.granted.some.notified() => self.look = self.look.or(Some(now() + SETTLE)),
             }
         }
     }

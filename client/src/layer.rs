@@ -242,8 +242,16 @@ fn choose<A>(request: Request<A>, choice: &Choice) -> (Request<A>, bool, Bulkhea
 /// The status that tells an error to callers over gRPC.
 fn status(error: &Error) -> tonic::Status {
     match error {
-        Error::Refused(refusal) => Refusal::to_status(refusal),
+        Error::Refused(refusal) => match refusal.code {
+            // Between this service and its Tidegate, and none of the caller's business.
+            tonic::Code::Unauthenticated | tonic::Code::PermissionDenied | tonic::Code::NotFound => {
+                tonic::Status::internal(refusal.reason.clone())
+            }
+            _ => Refusal::to_status(refusal),
+        },
         Error::Invalid { .. } | Error::LeaseTooShort { .. } => tonic::Status::internal(error.to_string()),
+        // Not where the Tidegate is.
+        Error::Unreachable { .. } => tonic::Status::unavailable("nobody answers whether this may start now"),
         _ => tonic::Status::unavailable(error.to_string()),
     }
 }

@@ -4,6 +4,7 @@
 //! exactly one socket: its connector works once, its end is seen, and it can be cut. All sockets of a client come out of
 //! one count, so there are never more than two, whatever happens.
 
+use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -39,8 +40,10 @@ const RECONNECT: Backoff = Backoff::exponential(Duration::from_millis(50), Durat
 pub(crate) const PROMPT: Duration = Duration::from_secs(5);
 /// How often a connection with open calls is asked for a sign of life.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
+/// The shortest time a doubted connection has for a sign of life.
+const LEAST_PATIENCE: Duration = Duration::from_millis(250);
 /// How long a connection that takes no more calls may finish those it has, when its place is wanted.
-const RETIRE: Duration = Duration::from_secs(1);
+const RETIRE: Duration = Duration::from_millis(250);
 
 pub(crate) type Stub = AdmissionServiceClient<Channel>;
 
@@ -53,6 +56,7 @@ pub(crate) struct Line {
     calls: AtomicUsize,
     wanted: Notify,
     left: Notify,
+    doubted: Notify,
 }
 
 /// How a line stands.
@@ -110,7 +114,13 @@ impl Line {
             calls: AtomicUsize::new(0),
             wanted: Notify::new(),
             left: Notify::new(),
+            doubted: Notify::new(),
         }
+    }
+
+    /// A call had no answer in its time: the connection is asked for a sign of life now.
+    pub(crate) fn doubt(&self) {
+        self.doubted.notify_one();
     }
 
     /// A place for a wait, if there is one.
@@ -167,20 +177,14 @@ impl Line {
     }
 
     /// Keeps the connection up for ever, with jitter between attempts; `on_demand`, only while somebody wants a place.
-    pub(crate) async fn run(self: Arc<Self>, config: Arc<Config>, sockets: Arc<Semaphore>, on_demand: bool) {
+    pub(crate) async fn run(self: Arc<Self>, config: Arc<Config>, sockets: Sockets, on_demand: bool) {
         let mut random = config.seed.map_or_else(|| SmallRng::from_rng(&mut rand::rng()), SmallRng::seed_from_u64);
-        let (mut failures, mut retired) = (0u32, None::<Session>);
+        let mut failures = 0u32;
         loop {
             while on_demand && self.waits.load(Ordering::Relaxed) == 0 {
                 self.wanted.notified().await;
             }
-            let socket = if let Ok(socket) = timeout(RETIRE, sockets.clone().acquire_owned()).await {
-                socket
-            } else {
-                retired.iter().for_each(Session::cut);
-                sockets.clone().acquire_owned().await
-            };
-            let Ok(socket) = socket else { return };
+            let socket = sockets.one().await;
             let endpoint = &config.endpoints[failures as usize % config.endpoints.len()];
             match Opened::connect(endpoint, socket, &config).await {
                 Ok(opened) => {
@@ -190,7 +194,7 @@ impl Line {
                     self.watch_over(&opened, &config).await;
                     self.state.send_replace(State::Down(None));
                     config.counters.count(|counts| &counts.connections_lost);
-                    retired = Some(opened.session);
+                    sockets.retire(opened);
                 }
                 Err(problem) => {
                     if failures == 0 {
@@ -207,17 +211,52 @@ impl Line {
     /// Returns when the connection takes no more calls.
     async fn watch_over(&self, opened: &Opened, config: &Config) {
         loop {
-            tokio::select! {
+            let is_doubted = tokio::select! {
                 () = opened.closed.cancelled() => return,
                 () = opened.retired.cancelled() => return,
-                () = tokio::time::sleep(PROBE_INTERVAL) => {}
-            }
+                () = self.doubted.notified() => true,
+                () = tokio::time::sleep(PROBE_INTERVAL) => false,
+            };
             let is_needed = [&self.waits, &self.calls].iter().any(|open| open.load(Ordering::Relaxed) > 0);
-            if is_needed && timeout(PROMPT, probe(&opened.session.stub, config)).await.is_err() {
+            let patience = if is_doubted { config.grace.clamp(LEAST_PATIENCE, PROMPT) } else { PROMPT };
+            if (is_doubted || is_needed) && timeout(patience, probe(&opened.session.stub, config)).await.is_err() {
                 tracing::warn!("the server does not answer; connecting anew");
                 opened.session.cut();
             }
         }
+    }
+}
+
+/// The sockets of all lines of a client: never more than there are lines.
+#[derive(Clone, Debug)]
+pub(crate) struct Sockets {
+    free: Arc<Semaphore>,
+    /// Connections that take no more calls, oldest first.
+    retired: Arc<Mutex<VecDeque<Opened>>>,
+}
+
+impl Sockets {
+    pub(crate) fn new(most: usize) -> Self {
+        Self { free: Arc::new(Semaphore::new(most)), retired: Arc::default() }
+    }
+
+    /// One for a new connection. Where there is none, the connection that retired first gives its own up, whichever line's
+    /// it was.
+    async fn one(&self) -> OwnedSemaphorePermit {
+        loop {
+            if let Ok(Ok(socket)) = timeout(RETIRE, self.free.clone().acquire_owned()).await {
+                return socket;
+            }
+            if let Some(oldest) = self.retired.lock().pop_front() {
+                oldest.session.cut();
+            }
+        }
+    }
+
+    fn retire(&self, opened: Opened) {
+        let mut retired = self.retired.lock();
+        retired.retain(|opened| !opened.closed.is_cancelled());
+        retired.push_back(opened);
     }
 }
 
@@ -234,6 +273,7 @@ async fn probe(stub: &Stub, config: &Config) -> Result<(), Error> {
 }
 
 /// A connection that has answered once.
+#[derive(Debug)]
 struct Opened {
     session: Session,
     /// Its socket is gone.

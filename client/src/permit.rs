@@ -146,6 +146,13 @@ impl Permit {
         }
     }
 
+    /// The same without the permit; `None` for one that is never lost.
+    pub(crate) fn loss(&self) -> Option<impl Future<Output = Error> + Send + 'static> {
+        let Some(Source::Remote(_, lease, bulkhead)) = &self.source else { return None };
+        let (lease, bulkhead) = (lease.clone(), bulkhead.to_string());
+        Some(async move { Error::Lost { bulkhead, loss: lease.lost().await } })
+    }
+
     /// Tells how the work ended, for when the permit is given back. The time since
     /// [`start_latency`](Self::start_latency) goes along.
     pub fn set_outcome(&mut self, outcome: Outcome) {

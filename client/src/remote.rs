@@ -29,6 +29,12 @@ use crate::releases::Released;
 const AGAIN: Backoff = Backoff::exponential(Duration::from_millis(20), Duration::from_millis(500), Jitter::Full);
 /// Leases are renewed no more often, whatever the server says.
 const OFTENEST: Duration = Duration::from_millis(100);
+/// The longest time-out that is told to a server: more is as good as none.
+const LONGEST_TIMEOUT: Duration = Duration::from_hours(10_000);
+/// The reason of a refusal by this client itself.
+const CROWDED: &str = "CLIENT_CAP_REACHED";
+/// The reason when what a request id was granted has ended.
+const SPENT: &str = "REQUEST_ID_SPENT";
 /// How much later than it should have come an answer is no longer waited for.
 const LATE: Duration = Duration::from_secs(1);
 
@@ -101,17 +107,23 @@ impl Remote {
         // Pinned before it is wrapped: a future of kilobytes is not moved.
         let asking = pin!(self.ask(options));
         let asked = asking.instrument(span).await;
+        let is_patient = || left(start, now(), config.grace).is_zero() || config.fallback.is_on();
         match asked {
-            // A caller's own impatience is no sign that the server is away.
-            Err(Error::Unreachable { .. })
-                if !left(start, now(), config.grace).is_zero()
-                    && !config.fallback.is_on()
-                    && self.keeper.line().problem().is_none() =>
-            {
+            // A caller's own impatience is no sign that the server is away. Whether it is will be known soon.
+            Err(Error::Unreachable { .. }) if self.was_impatient(options, start) => {
+                self.keeper.line().doubt();
                 asked
             }
-            Err(Error::Unreachable { .. }) => self.fall_back(options, asked).await,
-            Err(Error::Refused(ref refusal)) if is_passing(&refusal.reason) => self.fall_back(options, asked).await,
+            Err(Error::Unreachable { .. }) => self.fall_back(options, start, asked).await,
+            Err(Error::Refused(ref refusal)) if is_passing(&refusal.reason) => {
+                if is_patient() {
+                    self.fall_back(options, start, asked).await
+                } else {
+                    asked
+                }
+            }
+            // That was this client itself.
+            Err(Error::Refused(ref refusal)) if refusal.reason == CROWDED => asked,
             Err(Error::Refused(_)) => {
                 config.counters.count(|counts| &counts.refused);
                 config.fallback.end(now());
@@ -126,6 +138,16 @@ impl Remote {
         }
     }
 
+    /// Whether no answer came because the caller waited for none: for less than the patience with silence, or until its
+    /// time was over on a connection that is up. Once work goes on without the server, nobody is asked to wait.
+    fn was_impatient(&self, options: &Options, start: Instant) -> bool {
+        let config = &self.keeper.config;
+        let line = self.keeper.line();
+        let is_early = !left(start, now(), config.grace).is_zero() && line.problem().is_none();
+        let is_over = options.timeout.is_some_and(|timeout| left(start, now(), timeout).is_zero());
+        !config.fallback.is_on() && (is_early || is_over && line.session().is_some())
+    }
+
     /// Asks until an answer comes, the patience with silence is over, or the caller's time is.
     async fn ask(self: &Arc<Self>, options: &Options) -> Result<Permit, Error> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
@@ -134,7 +156,9 @@ impl Remote {
         // Once work goes on without the server, nobody is patient again.
         let grace = if config.fallback.is_on() { Duration::ZERO } else { config.grace };
         let start = now();
-        let request_id = BASE64URL_NOPAD.encode(&rand::random::<[u8; 16]>());
+        let mut request_id = fresh_id();
+        // An earlier try may have been granted unheard.
+        let mut is_unheard = false;
         let mut asking = Asking { remote: self, request_id: None };
         let (mut silent_since, mut failures) = (start, 0);
         loop {
@@ -161,7 +185,7 @@ impl Remote {
                     let sent = now();
                     let request = self.request(options, &request_id, start, sent);
                     // Whoever knows how long the wait is also knows when an answer is overdue.
-                    let longest = options.max_wait.map(|max_wait| left(start, sent, max_wait) + LATE);
+                    let longest = options.max_wait.map(|max_wait| left(start, sent, max_wait).saturating_add(LATE));
                     let mut stub = session.stub;
                     let mut answer = pin!(stub.acquire(request));
                     let answer = match longest {
@@ -175,12 +199,19 @@ impl Remote {
                         }
                         None => return Err(config.silent()),
                         Some(Err(status)) => match refusal(&status) {
-                            Some(refusal) if !is_passing(&refusal.reason) => {
+                            // What an earlier try was granted has ended since; this one asks anew.
+                            Some(refusal) if is_unheard && refusal.reason == SPENT => {
+                                (request_id, is_unheard) = (fresh_id(), false);
                                 asking.request_id = None;
-                                return Err(refusal.into());
+                                refusal.into()
                             }
                             Some(refusal) => {
-                                asking.request_id = None;
+                                if !is_unheard {
+                                    asking.request_id = None;
+                                }
+                                if !is_passing(&refusal.reason) {
+                                    return Err(refusal.into());
+                                }
                                 refusal.into()
                             }
                             None if status.code() == Code::Unimplemented => {
@@ -188,6 +219,7 @@ impl Remote {
                                 return Err(config.wrong_server("Acquire"));
                             }
                             None => {
+                                is_unheard = true;
                                 // It waited until the connection broke: the silence starts now.
                                 if left(sent, now(), grace).is_zero() {
                                     silent_since = now();
@@ -238,7 +270,7 @@ impl Remote {
             holder: self.keeper.config.holder.clone(),
         });
         if let Some(timeout) = options.timeout {
-            request.set_timeout(left(start, sent, timeout));
+            request.set_timeout(left(start, sent, timeout).min(LONGEST_TIMEOUT));
         }
         request
     }
@@ -279,13 +311,22 @@ impl Remote {
     }
 
     /// No answer came: work goes on as was decided, or the error is passed on.
-    async fn fall_back(&self, options: &Options, asked: Result<Permit, Error>) -> Result<Permit, Error> {
+    async fn fall_back(
+        &self,
+        options: &Options,
+        start: Instant,
+        asked: Result<Permit, Error>,
+    ) -> Result<Permit, Error> {
         let config = &self.keeper.config;
         match config.fallback.begin(now(), &config.counters) {
             Fallback::Closed => asked,
             Fallback::Open => Ok(Permit::open(self.name.clone())),
             Fallback::Local(limit) => {
                 let local = self.local.get_or_init(|| LocalBulkhead::new(self.name.clone(), limit));
+                // What was waited for the server counts.
+                let rest = |span: Option<Duration>| span.map(|span| left(start, now(), span));
+                let (timeout, max_wait) = (rest(options.timeout), rest(options.max_wait));
+                let options = Options { max_wait, timeout, ..options.clone() };
                 options.acquire(local.as_ref().map_err(Clone::clone)?.engine()).await
             }
         }
@@ -313,10 +354,15 @@ impl Remote {
     }
 }
 
+/// Random for each logical Acquire.
+fn fresh_id() -> String {
+    BASE64URL_NOPAD.encode(&rand::random::<[u8; 16]>())
+}
+
 /// As many calls of this client wait as may.
 fn crowded() -> Error {
     let message = format!("{} calls of this client wait already, for whichever bulkhead", 2 * MOST_WAITS);
-    Refusal::plain(Code::ResourceExhausted, "CLIENT_CAP_REACHED", message).into()
+    Refusal::plain(Code::ResourceExhausted, CROWDED, message).into()
 }
 
 /// A lease that nobody renews must outlive its work.

@@ -35,9 +35,15 @@ struct Batch {
 }
 
 impl Renewals {
-    /// A lease was granted: it is looked after until it is released or lost.
+    /// A lease was granted: it is looked after until it is released or lost. One that was heard of so late that it could
+    /// be lost before its first renewal is renewed at once.
     pub(crate) fn hold(&mut self, now: Instant, lease: Arc<Lease>) {
-        self.enter(now, lease);
+        let is_late = lease.granted().renew_interval.is_some_and(|interval| lease.deadline() <= now + interval);
+        if is_late {
+            self.calendar.entry(now).or_default().push(lease);
+        } else {
+            self.enter(now, lease);
+        }
     }
 
     fn enter(&mut self, now: Instant, lease: Arc<Lease>) {

@@ -137,7 +137,7 @@ impl<E> Retry<E> {
     /// whoever comes by.
     pub fn next_time(&self, error: E, retries: u32, now: SystemTime) -> Result<SystemTime, RetryError<E>> {
         if let Some(delay) = self.delay((self.classify)(&error), retries) {
-            return Ok(now + delay);
+            return Ok(now.checked_add(delay).unwrap_or(now + FAR));
         }
         let error = RetryError::Work { error, attempts: retries.saturating_add(1) };
         self.tell(&error);
@@ -221,6 +221,12 @@ impl<E> Retry<E> {
         if let Some(wait) = verdict.report() {
             permit.set_outcome(Outcome::Overloaded);
             permit.set_retry_after(wait);
+            // The cooldown has begun before the delay does, so that the next attempt does not meet its end.
+            let told = tokio::time::timeout(LONGEST_REPORT, permit.release());
+            tokio::select! {
+                _ = told => {}
+                () = spent(start, self.budget) => {}
+            }
         }
         Err(Failed::Work(error, verdict))
     }
@@ -243,6 +249,12 @@ impl<E> Retry<E> {
     }
 }
 
+/// As good as never, for a time that no clock can show.
+const FAR: Duration = Duration::from_secs(u32::MAX as u64);
+
+/// How long a Release that tells of a wait is waited for.
+const LONGEST_REPORT: Duration = Duration::from_secs(1);
+
 /// How an attempt failed.
 enum Failed<E> {
     Work(E, Verdict),
@@ -252,8 +264,8 @@ enum Failed<E> {
 
 /// Completes when the budget is spent.
 async fn spent(start: Instant, budget: Option<Duration>) {
-    match budget {
-        Some(budget) => tokio::time::sleep_until(start + budget).await,
+    match budget.and_then(|budget| start.checked_add(budget)) {
+        Some(end) => tokio::time::sleep_until(end).await,
         None => std::future::pending().await,
     }
 }

@@ -96,13 +96,15 @@ where
         () = cancelled.cancelled() => return Err(Error::Cancelled),
         permit = bulkhead.acquire() => permit?,
     };
-    let work = work(cancelled.clone());
+    // Its own: a lost lease is told to the work and is no cancellation to whoever asked.
+    let told = cancelled.child_token();
+    let work = work(told.clone());
     tokio::pin!(work);
     tokio::select! {
         biased;
         output = &mut work => Ok(output),
         loss = permit.lost() => {
-            cancelled.cancel();
+            told.cancel();
             work.await;
             Err(Error::Lost { bulkhead: permit.bulkhead().into(), loss })
         }

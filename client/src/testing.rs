@@ -28,7 +28,7 @@ use crate::error::Error;
 use crate::local::LocalBulkhead;
 use crate::refusal::Refusal;
 
-/// A running fake. Dropped, it ends its connections.
+/// A running fake. Dropped, it takes no more connections; those there are end with the runtime.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), tidegate_client::Error> {
@@ -72,7 +72,6 @@ impl FakeServer {
         let (stopped, service) = (stop.clone(), AdmissionServiceServer::from_arc(state.clone()));
         tokio::spawn(async move {
             let serving = Server::builder().add_service(service).serve_with_incoming(TcpListenerStream::new(listener));
-            // Dropped in the end, with all its connections.
             tokio::select! {
                 _ = serving => {}
                 () = stopped.cancelled() => {}

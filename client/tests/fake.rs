@@ -4,12 +4,18 @@
 
 mod common;
 
+use bytes::Bytes;
 use common::SECOND;
+use futures_util::{Stream, StreamExt, stream};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
+use tidegate_client::layer::{ClientLayer, ServerLayer};
 use tidegate_client::testing::FakeServer;
-use tidegate_client::{Client, Draft, Error, LeaseState, Loss};
+use tidegate_client::{Client, Draft, Error, LeaseState, Loss, Scope};
+use tower::{Layer, ServiceExt};
 use tracing::Instrument;
 use tracing_subscriber::layer::SubscriberExt;
 
@@ -57,6 +63,97 @@ async fn work_is_stopped_when_its_lease_is_lost() {
     let error = running.await.unwrap().unwrap_err();
     assert_eq!(error, Error::Lost { bulkhead: "db".into(), loss: Loss::Revoked });
     assert!(error.to_string().contains("an operator revoked it; the work was stopped"), "{error}");
+}
+
+#[tokio::test]
+async fn w08_a_stream_whose_items_are_always_ready_ends_when_its_lease_is_lost() {
+    let fake = fake(1).await;
+    let db = fake.client().await.unwrap().bulkhead("db");
+    let endless = stream::iter(0..).map(Ok::<u64, Error>);
+    let mut rows = std::pin::pin!(db.run_stream(endless));
+    assert_eq!(rows.next().await, Some(Ok(0)));
+    fake.revoke("db");
+    // It never waits for the stream, so the thread that hears of the loss is waited for here.
+    let start = tokio::time::Instant::now();
+    let error = loop {
+        match rows.next().await.expect("it is endless") {
+            Ok(_) => assert!(start.elapsed() < 20 * SECOND, "it goes on"),
+            Err(error) => break error,
+        }
+        tokio::time::sleep(SECOND / 500).await;
+    };
+    assert_eq!(error, Error::Lost { bulkhead: "db".into(), loss: Loss::Revoked });
+    assert_eq!(rows.next().await, None);
+}
+
+#[tokio::test]
+async fn a_scoped_job_is_told_that_its_lease_is_lost_and_so_is_who_asked() {
+    let fake = fake(1).await;
+    let db = fake.client().await.unwrap().bulkhead("db");
+    let scope = Scope::new();
+    let job = scope.spawn(&db, async |told| told.cancelled().await);
+    until(|| fake.bulkhead("db").status().running == 1).await;
+    fake.revoke("db");
+    let error = job.outcome().await.unwrap_err();
+    assert_eq!(error, Error::Lost { bulkhead: "db".into(), loss: Loss::Revoked });
+    until(|| fake.bulkhead("db").status().running == 0).await;
+}
+
+/// A response that never ends.
+fn endless() -> http::Response<StreamBody<impl Stream<Item = Result<Frame<Bytes>, std::io::Error>>>> {
+    let frame = || Ok(Frame::data(Bytes::from_static(b"x")));
+    http::Response::new(StreamBody::new(stream::repeat_with(frame)))
+}
+
+#[tokio::test]
+async fn a_response_under_a_layer_ends_when_its_lease_is_lost() {
+    let fake = fake(2).await;
+    let db = fake.client().await.unwrap().bulkhead("db");
+    let inner = || tower::service_fn(async |_: http::Request<()>| Ok::<_, std::io::Error>(endless()));
+    let request = || http::Request::new(());
+    let mut bodies = [
+        ServerLayer::new(db.clone()).layer(inner()).oneshot(request()).await.unwrap().into_body(),
+        ClientLayer::new(db.clone()).layer(inner()).oneshot(request()).await.unwrap().into_body(),
+    ];
+    for body in &mut bodies {
+        assert!(body.frame().await.unwrap().is_ok());
+    }
+    fake.revoke("db");
+    for body in &mut bodies {
+        let start = tokio::time::Instant::now();
+        let error = loop {
+            match body.frame().await.expect("it is endless") {
+                Ok(_) => assert!(start.elapsed() < 20 * SECOND, "it goes on"),
+                Err(error) => break error,
+            }
+            tokio::time::sleep(SECOND / 500).await;
+        };
+        assert!(error.to_string().contains("an operator revoked it"), "{error}");
+        assert!(body.frame().await.is_none());
+    }
+    until(|| fake.bulkhead("db").status().running == 0).await;
+}
+
+#[tokio::test]
+async fn a_hook_that_panics_stops_neither_renewals_nor_releases() {
+    let fake = fake(1).await;
+    let client = Client::builder(fake.endpoint()).metadata(|_| panic!("on purpose")).connect().await.unwrap();
+    let permit = client.bulkhead("db").acquire().await.unwrap();
+    let deadline = permit.deadline().unwrap();
+    until(|| permit.deadline().unwrap() > deadline).await;
+    permit.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn no_time_is_too_long() {
+    let fake = fake(1).await;
+    let db = fake.client().await.unwrap().bulkhead("db");
+    let most = std::time::Duration::MAX;
+    for patient in [db.with_max_wait(most), db.with_timeout(most), db.with_timeout(most).with_max_wait(most)] {
+        drop(patient.acquire().await.unwrap());
+    }
+    let error = db.with_lease_ttl(2 * SECOND).without_renewal(most).acquire().await.unwrap_err();
+    assert_eq!(error.reason(), "LEASE_TOO_SHORT");
 }
 
 #[tokio::test]

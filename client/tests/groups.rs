@@ -78,6 +78,18 @@ async fn q03_groups_are_independent_and_the_rest_runs_in_the_default_one() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn q03_a_group_called_default_is_the_default_one() {
+    let one = LocalBulkhead::new("one", 1).unwrap();
+    let groups = Groups::builder().group("default", one.clone()).build().unwrap();
+    let _permit = one.acquire().await.unwrap();
+    for name in ["default", "whichever"] {
+        let refused = groups.get(name).run(async {}).await;
+        assert!(refused.is_err(), "{name} runs under the limit of the default group");
+    }
+    assert_eq!(groups.status().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn q09_diagnostics_are_numbers_and_names_of_groups() {
     let groups = Groups::builder().limit(1).group("images", local(1)).build().unwrap();
     let _tasks = begin(&groups, "images", 2).await;

@@ -256,3 +256,18 @@ impl std::fmt::Display for Failed {
         write!(f, "{:?}", self.0)
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn no_delay_and_no_budget_is_too_long() {
+    let now = SystemTime::UNIX_EPOCH;
+    let most = Duration::MAX;
+    let told = tidegate_client::retry_after("18446744073709551615", now).unwrap();
+    assert!(told < Duration::from_secs(1 << 33), "{told:?}");
+    for delay in [most, told] {
+        let next = retry(plain(delay)).next_time(Failed(Verdict::Retry), 0, now).unwrap();
+        assert!(next > now + Duration::from_secs(1 << 31));
+    }
+    let db = LocalBulkhead::new("db", 1).unwrap();
+    retry(plain(SECOND)).budget(most).run(&db, async || Ok(())).await.unwrap();
+    assert_eq!(Backoff::exponential(SECOND, SECOND, Jitter::Within(f64::NAN)).delay(1, 0.5), SECOND);
+}

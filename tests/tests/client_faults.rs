@@ -286,6 +286,42 @@ async fn an_impatient_caller_starts_no_fallback() {
 }
 
 #[tokio::test]
+async fn a_full_bulkhead_over_a_slow_line_starts_no_fallback_and_a_black_hole_does() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_wait='1m'\nlease_ttl='1m'\n");
+    let _held = server.client().await.take("db").await;
+    let proxy = Proxy::start(server.admission_address()).await;
+    let builder = Client::builder(format!("http://{}", proxy.address()));
+    let client = builder.fallback(Fallback::Open, Duration::from_mins(1)).connect().await.unwrap();
+    // The answer comes after the caller's own time is over, and that is longer than the patience with silence.
+    proxy.set(Faults { delay: SECOND / 10, ..Faults::NONE });
+    let db = client.bulkhead("db").with_timeout(3 * SECOND / 2);
+    for _ in 0..2 {
+        let error = db.acquire().await.unwrap_err();
+        assert!(["UNREACHABLE", "WAIT_TIMEOUT"].contains(&error.reason()), "{error}");
+    }
+    assert_eq!((client.counts().fallbacks, client.is_falling_back()), (0, false));
+    // Whoever meets the black hole first is told; then it is known.
+    proxy.set(Faults::BLACK_HOLE);
+    let start = Instant::now();
+    while db.acquire().await.is_err() {
+        assert!(start.elapsed() < BACK, "nobody notices");
+    }
+    assert!(client.is_falling_back());
+}
+
+#[tokio::test]
+async fn an_impatient_caller_starts_no_fallback_while_a_server_drains() {
+    let server = Server::start("[server]\ndrain_grace='1m'\n[[bulkhead]]\nname='db'\nlimit=2\nlease_ttl='1m'\n");
+    let _held = server.client().await.take("db").await;
+    let builder = Client::builder(format!("http://{}", server.admission_address())).grace(BACK);
+    let client = builder.fallback(Fallback::Open, Duration::from_mins(1)).connect().await.unwrap();
+    server.ask_to_end();
+    server.until_logged("draining", 1).await;
+    let error = client.bulkhead("db").with_timeout(SECOND / 20).acquire().await.unwrap_err();
+    assert_eq!((error.reason(), client.counts().fallbacks), ("DRAINING", 0));
+}
+
+#[tokio::test]
 async fn a_timeout_holds_also_while_the_server_is_away() {
     let server = Server::start(SHORT);
     let proxy = Proxy::start(server.admission_address()).await;
