@@ -295,6 +295,20 @@ mod tests {
     }
 
     #[test]
+    fn a_lease_that_was_heard_of_late_is_renewed_at_once_and_then_as_ever() {
+        let start = crate::keeper::now();
+        let mut renewals = Renewals::default();
+        let lease = lease(1, start);
+        // A second before its deadline, when a third of its ttl is longer.
+        let heard = at(start, 8);
+        renewals.hold(heard, lease.clone());
+        assert_eq!(renewals.next(), Some(heard));
+        let asked = renewals.take_due(heard, true);
+        renewals.answered(heard + Duration::from_millis(100), &answer(&asked[0], v1::RenewalState::Renewed));
+        assert_eq!(lease.state(at(start, 16)), LeaseState::Held);
+    }
+
+    #[test]
     fn after_a_break_what_is_in_doubt_comes_first() {
         let start = crate::keeper::now();
         let mut renewals = Renewals::default();
