@@ -302,9 +302,10 @@ async fn a_full_bulkhead_over_a_slow_line_starts_no_fallback_and_a_black_hole_do
     assert_eq!((client.counts().fallbacks, client.is_falling_back()), (0, false));
     // Whoever meets the black hole first is told; then it is known.
     proxy.set(Faults::BLACK_HOLE);
-    let start = Instant::now();
+    let mut failed = 0;
     while db.acquire().await.is_err() {
-        assert!(start.elapsed() < BACK, "nobody notices");
+        failed += 1;
+        assert!(failed <= 3, "nobody notices");
     }
     assert!(client.is_falling_back());
 }
