@@ -115,15 +115,11 @@ impl Remote {
                 asked
             }
             Err(Error::Unreachable { .. }) => self.fall_back(options, start, asked).await,
-            Err(Error::Refused(ref refusal)) if is_passing(&refusal.reason) => {
-                if is_patient() {
-                    self.fall_back(options, start, asked).await
-                } else {
-                    asked
-                }
+            Err(Error::Refused(ref refusal)) if is_passing(&refusal.reason) && is_patient() => {
+                self.fall_back(options, start, asked).await
             }
-            // That was this client itself.
-            Err(Error::Refused(ref refusal)) if refusal.reason == CROWDED => asked,
+            // Not for long yet, or by this client itself.
+            Err(Error::Refused(ref refusal)) if is_passing(&refusal.reason) || refusal.reason == CROWDED => asked,
             Err(Error::Refused(_)) => {
                 config.counters.count(|counts| &counts.refused);
                 config.fallback.end(now());
