@@ -15,6 +15,7 @@ use opentelemetry_sdk::trace::SdkTracerProvider;
 use tidegate_client::layer::{ClientLayer, ServerLayer};
 use tidegate_client::testing::FakeServer;
 use tidegate_client::{Client, Draft, Error, LeaseState, Loss, Scope};
+use tokio::sync::oneshot;
 use tower::{Layer, ServiceExt};
 use tracing::Instrument;
 use tracing_subscriber::layer::SubscriberExt;
@@ -91,10 +92,21 @@ async fn a_scoped_job_is_told_that_its_lease_is_lost_and_so_is_who_asked() {
     let fake = fake(1).await;
     let db = fake.client().await.unwrap().bulkhead("db");
     let scope = Scope::new();
-    let job = scope.spawn(&db, async |told| told.cancelled().await);
+    // It takes time to end, and whoever asked waits for that.
+    let (tell, told) = oneshot::channel();
+    let (end, ended) = oneshot::channel::<()>();
+    let job = scope.spawn(&db, async move |token| {
+        token.cancelled().await;
+        tell.send(()).unwrap();
+        ended.await.unwrap();
+    });
+    let asked = tokio::spawn(job.outcome());
     until(|| fake.bulkhead("db").status().running == 1).await;
     fake.revoke("db");
-    let error = job.outcome().await.unwrap_err();
+    told.await.unwrap();
+    assert!(!asked.is_finished());
+    end.send(()).unwrap();
+    let error = asked.await.unwrap().unwrap_err();
     assert_eq!(error, Error::Lost { bulkhead: "db".into(), loss: Loss::Revoked });
     until(|| fake.bulkhead("db").status().running == 0).await;
 }
