@@ -168,17 +168,23 @@ impl Cooldowns {
 
     /// Those that cool, or keep what they know of a cooldown, with names after `after`, by name, at most `most`.
     pub(crate) fn list(&self, now: Instant, after: Option<&str>, most: usize) -> Vec<CooldownView> {
-        let mut views: Vec<_> = self
-            .entries
-            .iter()
-            .filter(|entry| after.is_none_or(|after| **entry.key() > *after))
-            .filter_map(|entry| {
-                let remaining = entry.end?.since(now);
-                Some(CooldownView { partition: entry.key().clone(), remaining, detail: entry.detail.clone() })
-            })
-            .collect();
-        views.sort_unstable_by(|a, b| a.partition.cmp(&b.partition));
-        views.truncate(most);
-        views
+        // Never more than the page, however many there are.
+        let mut page = BTreeMap::new();
+        let later = self.entries.iter().filter(|entry| after.is_none_or(|after| **entry.key() > *after));
+        for entry in later {
+            let Some(end) = entry.end else { continue };
+            if page.len() < most || page.last_key_value().is_some_and(|(last, _)| entry.key() < last) {
+                let view = CooldownView {
+                    partition: entry.key().clone(),
+                    remaining: end.since(now),
+                    detail: entry.detail.clone(),
+                };
+                page.insert(entry.key().clone(), view);
+            }
+            if page.len() > most {
+                page.pop_last();
+            }
+        }
+        page.into_values().collect()
     }
 }

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::time::{Duration, SystemTime};
 
+use tidegate_client::refusal;
 use tidegate_tests::{Server, ask, drain_and_refill, exercised, millis, reason, seconds, span, v1};
 use tonic::Code;
 
@@ -421,4 +422,62 @@ async fn a_watch_tells_of_many_that_go_at_once_in_messages_of_500() {
         messages += usize::from(!message.deleted.is_empty());
     }
     exercised("messages about what is gone", messages, 2);
+}
+
+/// Sends a request that is wrong in that field, and sees that the answer names it.
+macro_rules! names {
+    ($admin:expr, $method:ident, $field:literal, $request:expr) => {
+        let status = $admin.stub().$method($request).await.unwrap_err();
+        assert_eq!((status.code(), &*reason(&status)), (Code::InvalidArgument, "INVALID_FIELD"), stringify!($method));
+        assert_eq!(refusal(&status).unwrap().violations[0].field, $field, stringify!($method));
+    };
+}
+
+#[tokio::test]
+async fn every_rpc_of_operators_names_the_field_that_is_wrong() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\n");
+    let admin = server.admin().await;
+    let (long, name, page_token) = ("x".repeat(257), String::from("db"), String::from("forged"));
+    let detail = long.clone();
+    names!(admin, get_bulkhead, "name", v1::GetBulkheadRequest { name: String::new() });
+    names!(
+        admin,
+        list_bulkheads,
+        "page_token",
+        v1::ListBulkheadsRequest { page_token: page_token.clone(), page_size: 1 }
+    );
+    names!(admin, create_bulkhead, "name", v1::CreateBulkheadRequest { name: long.clone(), ..Default::default() });
+    names!(admin, update_bulkhead, "bulkhead.name", update(&long, settings(Some(1), None), &[]));
+    let delete = v1::DeleteBulkheadRequest { name: name.clone(), detail: detail.clone(), ..Default::default() };
+    names!(admin, delete_bulkhead, "detail", delete);
+    names!(admin, set_limit, "limit", v1::SetLimitRequest { name: name.clone(), ..Default::default() });
+    names!(admin, set_mode, "mode", v1::SetModeRequest { name: name.clone(), ..Default::default() });
+    names!(
+        admin,
+        list_leases,
+        "page_token",
+        v1::ListLeasesRequest { page_token: page_token.clone(), ..Default::default() }
+    );
+    names!(
+        admin,
+        list_waiters,
+        "page_token",
+        v1::ListWaitersRequest { page_token: page_token.clone(), ..Default::default() }
+    );
+    let revoke = v1::RevokeLeaseRequest { bulkhead: name.clone(), detail: detail.clone(), ..Default::default() };
+    names!(admin, revoke_lease, "detail", revoke);
+    names!(admin, end_recovery, "detail", v1::EndRecoveryRequest { name: name.clone(), detail: detail.clone() });
+    names!(
+        admin,
+        list_cooldowns,
+        "page_token",
+        v1::ListCooldownsRequest { page_token: page_token.clone(), page_size: 1 }
+    );
+    names!(admin, clear_cooldown, "partition", v1::ClearCooldownRequest { partition: long, detail: String::new() });
+    let watch = v1::WatchBulkheadsRequest { interval: millis(1), ..Default::default() };
+    names!(admin, watch_bulkheads, "interval", watch);
+    names!(admin, list_audit_events, "page_token", v1::ListAuditEventsRequest { page_token, ..Default::default() });
+    // The one without a field.
+    admin.stub().get_server_info(v1::GetServerInfoRequest {}).await.unwrap();
+    drain_and_refill(&server, "db").await;
 }
