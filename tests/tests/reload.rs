@@ -344,6 +344,12 @@ async fn templates_change_what_they_made_and_what_they_will_make() {
     until_limit(&server, "x/a", 3).await;
     assert_eq!(client.renew_one(&lease.lease_id).await, v1::RenewalState::Renewed);
     until_limit(&server, "x/b", 3).await;
+    let request = v1::ListAuditEventsRequest { bulkhead: Some("x/*".into()), ..Default::default() };
+    let events = server.admin().await.stub().list_audit_events(request).await.unwrap().into_inner().events;
+    let changes: Vec<_> =
+        events[0].changes.iter().map(|change| (&*change.field, &*change.before, &*change.after)).collect();
+    assert!(changes.contains(&("settings.limit", "2", "3")), "{changes:?}");
+    assert!(changes.contains(&("settings.lease_ttl", "40s", "50s")), "{changes:?}");
     client.take("x/c").await;
     assert_eq!(server.status("x/c").await.limit, 3);
     server.admin().await.set_limit("x/b", 7).await;

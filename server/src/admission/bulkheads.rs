@@ -34,17 +34,7 @@ impl Admission {
             return Err(Refused::early(Reason::ServerCapReached, name, None));
         }
         let settings = self.plan.lock().settings.apply(settings);
-        let bulkhead = Bulkhead::new(settings, FencingToken::default());
-        Ok(View {
-            name: name.into(),
-            settings: bulkhead.settings().clone(),
-            status: bulkhead.status(),
-            counted_since: SystemTime::now(),
-            revert_time: None,
-            mode_detail: Box::default(),
-            deleting: false,
-            etag: String::new(),
-        })
+        Ok(View::unmade(name, settings))
     }
 
     fn make(&self, name: &str, settings: Settings, template: Option<Arc<Template>>) -> Result<Arc<Cell>, Refused> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use tidegate_core::{FencingToken, Holder, Place, Priority, Settings, Status};
+use tidegate_core::{Bulkhead, FencingToken, Holder, Place, Priority, Settings, Status};
 
 use super::{Admission, AuditEvent, Cell, Refused, State};
 use crate::caps::Cap;
@@ -28,6 +28,23 @@ pub struct View {
     pub deleting: bool,
     /// Stands for all that was decided about it; empty for one that would be made.
     pub etag: String,
+}
+
+impl View {
+    /// One that is not there, as it would be.
+    pub(super) fn unmade(name: &str, settings: Settings) -> Self {
+        let bulkhead = Bulkhead::new(settings, FencingToken::default());
+        Self {
+            name: name.into(),
+            settings: bulkhead.settings().clone(),
+            status: bulkhead.status(),
+            counted_since: SystemTime::now(),
+            revert_time: None,
+            mode_detail: Box::default(),
+            deleting: false,
+            etag: String::new(),
+        }
+    }
 }
 
 /// A lease as operators see it.

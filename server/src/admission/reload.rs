@@ -11,7 +11,7 @@ use dashmap::mapref::entry::Entry;
 use tidegate_core::{Instant, Settings};
 
 use super::audit::differences;
-use super::{Admission, AuditChange, Cell, Change, State};
+use super::{Admission, AuditChange, Cell, Change, State, View};
 use crate::cooldowns::Rules;
 use crate::settings::{Plan, ServerSettings, Template};
 
@@ -52,6 +52,7 @@ impl Admission {
         self.names.store(Arc::new(Names::new(&plan.settings, &plan.templates)));
         self.cooldowns.set_rules(Rules::from(&plan.settings));
         self.note(&"".into(), server_changes(&last.settings, &plan.settings));
+        self.note_templates(&last.templates, &plan.templates);
         let mut changed = 0;
         for (name, new) in different {
             let made = absent.contains(&name[..]) && self.place_named(name, new);
@@ -153,6 +154,19 @@ impl Admission {
         let changes = differences(Some(&before), Some(&self.view(cell, state)));
         state.revision += u64::from(!changes.is_empty());
         self.note(&cell.name, changes)
+    }
+
+    /// Remembers what changed of the templates, under their patterns.
+    fn note_templates(&self, before: &[Template], after: &[Template]) {
+        let of = |all: &[Template], pattern: &str| {
+            let template = all.iter().find(|template| template.pattern == pattern)?;
+            Some(View::unmade(pattern, template.settings.clone()))
+        };
+        let gone = before.iter().filter(|old| after.iter().all(|new| new.pattern != old.pattern));
+        for Template { pattern, .. } in after.iter().chain(gone) {
+            let changes = differences(of(before, pattern).as_ref(), of(after, pattern).as_ref());
+            self.note(&pattern.as_str().into(), changes);
+        }
     }
 
     /// Remembers what changed. Answers whether anything did.
