@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidegate_tests::attack::{Attack, Flood, Siege, stand};
+use tidegate_tests::attack::{Attack, Flood, MOST_MEMORY, Siege, stand};
 use tidegate_tests::{
     Admin, Client, Faults, Instant, PATIENCE, Proxy, Server, ask, drain_and_refill, in_time, seconds, size, v1,
 };
@@ -21,6 +21,9 @@ const DB: &str =
 const KEPT: Duration = Duration::from_secs(9);
 const SOON_SILENT: &str = "keepalive_interval='1s'\nkeepalive_timeout='1s'\n";
 const SOON_OPEN: &str = "handshake_timeout='1s'\n";
+
+/// What a waiter may need with its stream. It is honest until it falls silent, so that many may need more than an attack.
+const A_WAIT: u64 = 10 << 10;
 
 /// Whoever is ended here is ended for what it sends, and not because it answers no PING.
 const PATIENT: &str = "keepalive_interval='1h'\n";
@@ -101,6 +104,7 @@ async fn black_holed_peer() {
     let (keepalive, bound) = size((SOON_SILENT, KEPT), (SOON_SILENT, KEPT), ("", Duration::from_secs(30)));
     let streams = size(2, 20, 200);
     for connections in [1, 50] {
+        let waits = connections * (streams - 1);
         let server = Server::start(&Siege::config(&format!("{keepalive}{DB}")));
         let mut siege = Siege::start(&server).await;
         let holder = server.client().await;
@@ -118,7 +122,7 @@ async fn black_holed_peer() {
                 let waiters: Vec<_> = (1..streams).map(|_| client.start(ask("db"))).collect();
                 clients.push((client, stream, waiters));
             }
-            server.until("db", |now| now.queued as usize == connections * (streams - 1)).await;
+            server.until("db", |now| now.queued as usize == waits).await;
             siege
                 .bout(async |_| {
                     proxy.set(Faults::BLACK_HOLE);
@@ -141,7 +145,7 @@ async fn black_holed_peer() {
                 .await;
             drain_and_refill(&server, "db").await;
         }
-        siege.end().await;
+        siege.end(MOST_MEMORY.max(waits as u64 * A_WAIT)).await;
     }
 }
 
@@ -185,7 +189,7 @@ async fn thousand_connections_at_256_file_descriptors() {
             })
             .await;
     }
-    siege.end().await;
+    siege.end(MOST_MEMORY).await;
     let mut rounds = size(1, 2, 10);
     in_time(Duration::from_secs(1), async || {
         let mut slowest = Duration::ZERO;
