@@ -24,6 +24,7 @@ const ENOUGH: usize = 50;
 const GRAIN: Duration = Duration::from_millis(1);
 /// Promised (P22).
 const MOST_RATIO: f64 = 5.0;
+/// How many bytes more a server may have during an attack (P22).
 pub const MOST_MEMORY: u64 = 64 << 20;
 /// What it may have afterwards, and a tenth of what it had before (P21).
 const MOST_KEPT: u64 = 32 << 20;
