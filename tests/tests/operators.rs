@@ -402,7 +402,7 @@ async fn what_would_be_refused_is_refused_when_it_is_only_validated() {
 
 #[tokio::test]
 async fn a_watch_tells_of_many_that_go_at_once_in_messages_of_500() {
-    let config = "[server]\nidle_after='3s'\n[[bulkhead]]\nname='db'\nlimit=1\n\
+    let config = "[server]\nidle_after='8s'\n[[bulkhead]]\nname='db'\nlimit=1\n\
         [[template]]\npattern='made/*'\nlimit=1\nlease_ttl='2s'\n";
     let server = Server::start(config);
     let client = server.client().await;
