@@ -20,7 +20,7 @@ use crate::Instant;
 
 pub use kinds::Attack;
 use peer::Peer;
-pub use siege::{MOST_MEMORY, Siege, stand};
+pub use siege::{Siege, stand};
 
 /// How often the connections take turns.
 const TURN: Duration = Duration::from_millis(5);

@@ -6,7 +6,7 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use tidegate_tests::attack::{Attack, Flood, MOST_MEMORY, Siege, stand};
+use tidegate_tests::attack::{Attack, Flood, Siege, stand};
 use tidegate_tests::{
     Admin, Client, Faults, Instant, PATIENCE, Proxy, Server, ask, drain_and_refill, in_time, seconds, size, v1,
 };
@@ -21,9 +21,6 @@ const DB: &str =
 const KEPT: Duration = Duration::from_secs(9);
 const SOON_SILENT: &str = "keepalive_interval='1s'\nkeepalive_timeout='1s'\n";
 const SOON_OPEN: &str = "handshake_timeout='1s'\n";
-
-/// What a waiter may need with its stream. It is honest until it falls silent, so that many may need more than an attack.
-const A_WAIT: u64 = 10 << 10;
 
 /// Whoever is ended here is ended for what it sends, and not because it answers no PING.
 const PATIENT: &str = "keepalive_interval='1h'\n";
@@ -145,7 +142,7 @@ async fn black_holed_peer() {
                 .await;
             drain_and_refill(&server, "db").await;
         }
-        siege.end(MOST_MEMORY.max(waits as u64 * A_WAIT)).await;
+        siege.end().await;
     }
 }
 
@@ -189,7 +186,7 @@ async fn thousand_connections_at_256_file_descriptors() {
             })
             .await;
     }
-    siege.end(MOST_MEMORY).await;
+    siege.end().await;
     let mut rounds = size(1, 2, 10);
     in_time(Duration::from_secs(1), async || {
         let mut slowest = Duration::ZERO;

@@ -393,7 +393,7 @@ async fn p24_any_bytes_as_a_request_are_answered_and_change_nothing() {
     let mut random = rand::rng();
     let (mut answered, mut reset) = (0, 0);
     exercised("methods", methods.len(), 19);
-    let rounds = size(100, 400, 50_000);
+    let rounds = size(100, 1000, 50_000);
     for round in 0..rounds {
         // Connections may be closed by what came over them, so they are not kept for long.
         let admission = Raw::connect(bench.server.admission_address()).await;
