@@ -34,6 +34,18 @@ async fn until(mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// The error that ends what never waits by itself. So the thread that hears of the loss is waited for here.
+async fn first_error<T, E>(mut next: impl AsyncFnMut() -> Option<Result<T, E>>) -> E {
+    let start = tokio::time::Instant::now();
+    loop {
+        match next().await.expect("it is endless") {
+            Ok(_) => assert!(start.elapsed() < 20 * SECOND, "it goes on"),
+            Err(error) => return error,
+        }
+        tokio::time::sleep(SECOND / 500).await;
+    }
+}
+
 #[tokio::test]
 async fn it_grants_renews_refuses_and_takes_back() {
     let fake = fake(1).await;
@@ -74,15 +86,7 @@ async fn w08_a_stream_whose_items_are_always_ready_ends_when_its_lease_is_lost()
     let mut rows = std::pin::pin!(db.run_stream(endless));
     assert_eq!(rows.next().await, Some(Ok(0)));
     fake.revoke("db");
-    // It never waits for the stream, so the thread that hears of the loss is waited for here.
-    let start = tokio::time::Instant::now();
-    let error = loop {
-        match rows.next().await.expect("it is endless") {
-            Ok(_) => assert!(start.elapsed() < 20 * SECOND, "it goes on"),
-            Err(error) => break error,
-        }
-        tokio::time::sleep(SECOND / 500).await;
-    };
+    let error = first_error(async || rows.next().await).await;
     assert_eq!(error, Error::Lost { bulkhead: "db".into(), loss: Loss::Revoked });
     assert_eq!(rows.next().await, None);
 }
@@ -132,14 +136,7 @@ async fn a_response_under_a_layer_ends_when_its_lease_is_lost() {
     }
     fake.revoke("db");
     for body in &mut bodies {
-        let start = tokio::time::Instant::now();
-        let error = loop {
-            match body.frame().await.expect("it is endless") {
-                Ok(_) => assert!(start.elapsed() < 20 * SECOND, "it goes on"),
-                Err(error) => break error,
-            }
-            tokio::time::sleep(SECOND / 500).await;
-        };
+        let error = first_error(async || body.frame().await).await;
         assert!(error.to_string().contains("an operator revoked it"), "{error}");
         assert!(body.frame().await.is_none());
     }

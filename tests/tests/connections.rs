@@ -101,6 +101,17 @@ async fn r14_probes_have_a_cap_of_their_own_and_whoever_says_nothing_is_dropped(
     drain_and_refill(&server, "db").await;
 }
 
+/// What a client is told first over HTTP/2: entries of 6 bytes.
+async fn settings_of(address: SocketAddr) -> Vec<u8> {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let mut header = [0; 9];
+    stream.read_exact(&mut header).await.unwrap();
+    let mut settings = vec![0; usize::from(header[2])];
+    stream.read_exact(&mut settings).await.unwrap();
+    settings
+}
+
 #[tokio::test]
 async fn p22_probes_may_say_little() {
     let server = Server::start(DB);
@@ -113,13 +124,8 @@ async fn p22_probes_may_say_little() {
     let mut answer = String::new();
     let _ = stream.read_to_string(&mut answer).await;
     assert!(!answer.contains(" 200 "), "{answer}");
-    // HTTP/2: SETTINGS come first. Few streams (3), short headers (6).
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
-    let mut header = [0; 9];
-    stream.read_exact(&mut header).await.unwrap();
-    let mut settings = vec![0; usize::from(header[2])];
-    stream.read_exact(&mut settings).await.unwrap();
+    // Few streams (3), short headers (6).
+    let settings = settings_of(address).await;
     for told in [[0, 3, 0, 0, 0, 8], [0, 6, 0, 0, 8 << 2, 0]] {
         assert!(settings.chunks(6).any(|setting| setting == told), "{settings:?}");
     }
@@ -129,12 +135,7 @@ async fn p22_probes_may_say_little() {
 #[tokio::test]
 async fn p21_operators_may_do_few_things_at_once_on_a_connection() {
     let server = Server::start(DB);
-    let mut stream = TcpStream::connect(server.admin_address()).await.unwrap();
-    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
-    let mut header = [0; 9];
-    stream.read_exact(&mut header).await.unwrap();
-    let mut settings = vec![0; usize::from(header[2])];
-    stream.read_exact(&mut settings).await.unwrap();
+    let settings = settings_of(server.admin_address()).await;
     assert!(settings.chunks(6).any(|setting| setting == [0, 3, 0, 0, 0, 32]), "{settings:?}");
     assert_eq!(server.status("db").await.running, 0);
 }
