@@ -36,6 +36,7 @@ use crate::settings::{Plan, ServerSettings, Template};
 use crate::streams::{Push, Streams};
 use crate::ticker::Ticker;
 use crate::waiting::{Verdict, Waiting};
+use crate::waits::Place;
 
 pub use crate::cooldowns::CooldownView;
 pub use ask::{Ask, Granted, Refused};
@@ -83,6 +84,24 @@ struct State {
     told_expired: u64,
     /// Taken out of the map, or about to be: look the name up again.
     dead: bool,
+}
+
+/// A request that has reached its cell.
+struct Reached<'a> {
+    cell: Arc<Cell>,
+    decided: Decided<'a>,
+    /// Held as long as the call waits; a call that does not is soon gone.
+    place: Place,
+    received: Instant,
+    asked_for: String,
+    partition: Option<Box<str>>,
+    request: Option<RequestKey>,
+    deadline: Option<Instant>,
+}
+
+enum Decided<'a> {
+    Now(Verdict),
+    Waits(Waiting<'a>),
 }
 
 /// Decides who may start now. All methods but [`acquire`](Self::acquire) return at once.
@@ -188,8 +207,29 @@ impl Admission {
     /// Cancel safe: dropped while it waits it leaves the queue and takes no permit. Dropped later, the lease stays until
     /// its end, since its holder may have been told.
     pub async fn acquire(&self, ask: Ask) -> Result<Granted, Refused> {
+        // What stays while it waits is kept small: thousands may.
+        let Reached { cell, decided, place: _place, received, asked_for, partition, request, deadline } =
+            self.ask(ask)?;
+        let verdict = match decided {
+            Decided::Now(verdict) => verdict,
+            Decided::Waits(waiting) => waiting.verdict().await,
+        };
+        let bulkhead = cell.name.clone();
+        match verdict {
+            Verdict::Granted(grant) => {
+                let waited = if grant.replayed { Duration::ZERO } else { grant.granted_at.since(received) };
+                Ok(Granted { lease_id: self.seal_lease(&cell, &grant, request), bulkhead, grant, waited })
+            }
+            Verdict::Refused(refusal) => {
+                let partition = Some(partition.unwrap_or_else(|| asked_for.into()));
+                Err(Refused { refusal, bulkhead, partition, deadline })
+            }
+        }
+    }
+
+    /// All of an Acquire but its wait.
+    fn ask(&self, ask: Ask) -> Result<Reached<'_>, Refused> {
         let Ask { received, bulkhead, waits, request_id, mut acquire } = ask;
-        // Held as long as the call waits; a call that does not is soon gone.
         let place = waits.enter();
         acquire.crowded = place.crowded;
         let deadline = acquire.deadline;
@@ -198,7 +238,7 @@ impl Admission {
             acquire.fingerprint = self.seal.fingerprint(acquire.permits, acquire.ttl, acquire.partition.as_deref());
         }
         let (request, partition) = (acquire.request, acquire.partition.clone());
-        let (cell, decision) = self.on(&bulkhead, Self::find_or_make, |cell, state, now| {
+        let (cell, decided) = self.on(&bulkhead, Self::find_or_make, |cell, state, now| {
             if self.is_draining() {
                 // This cell may be visited later, or is new.
                 self.drain_cell(cell, state, now);
@@ -224,26 +264,14 @@ impl Admission {
                 let step = state.bulkhead.calm(now, partition.as_deref());
                 self.finish(cell, state, step);
             }
-            (decision, waiting)
+            match (decision, waiting) {
+                (_, Some(waiting)) => Decided::Waits(waiting),
+                (Decision::Granted(grant), None) => Decided::Now(Verdict::Granted(grant)),
+                (Decision::Refused(refusal), None) => Decided::Now(Verdict::Refused(refusal)),
+                (Decision::Queued(_), None) => unreachable!("whoever is queued was parked"),
+            }
         })?;
-        let verdict = match decision {
-            (_, Some(waiting)) => waiting.verdict().await,
-            (Decision::Granted(grant), None) => Verdict::Granted(grant),
-            (Decision::Refused(refusal), None) => Verdict::Refused(refusal),
-            (Decision::Queued(_), None) => unreachable!("whoever is queued was parked"),
-        };
-        let asked_for = bulkhead;
-        let bulkhead = cell.name.clone();
-        match verdict {
-            Verdict::Granted(grant) => {
-                let waited = if grant.replayed { Duration::ZERO } else { grant.granted_at.since(received) };
-                Ok(Granted { lease_id: self.seal_lease(&cell, &grant, request), bulkhead, grant, waited })
-            }
-            Verdict::Refused(refusal) => {
-                let partition = Some(partition.unwrap_or_else(|| asked_for.into()));
-                Err(Refused { refusal, bulkhead, partition, deadline })
-            }
-        }
+        Ok(Reached { cell, decided, place, received, asked_for: bulkhead, partition, request, deadline })
     }
 
     /// Starts the ttl of a lease anew, as asked on the renewal stream with that number, if on one; `None` if the id is not

@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::convert::{self, Released, What};
 use super::{end_of_streams, status};
-use crate::admission::{Admission, Refused};
+use crate::admission::{Admission, Ask, Refused};
 use crate::streams::Push;
 
 /// Serves applications.
@@ -29,6 +29,13 @@ impl AdmissionApi {
         Self { admission, stopping }
     }
 
+    /// Not in `acquire` itself: there the request would stay as long as the call waits.
+    fn ask(&self, request: Request<v1::AcquireRequest>) -> Result<Ask, Status> {
+        let received = self.admission.clock().now();
+        let name = request.get_ref().bulkhead.clone();
+        convert::ask(received, request).map_err(|invalid| status::invalid_field(&name, invalid))
+    }
+
     fn refuse(&self, refused: &Refused) -> Status {
         status::refuse(self.admission.clock().now(), refused)
     }
@@ -37,9 +44,7 @@ impl AdmissionApi {
 #[tonic::async_trait]
 impl AdmissionService for AdmissionApi {
     async fn acquire(&self, request: Request<v1::AcquireRequest>) -> Result<Response<v1::AcquireResponse>, Status> {
-        let received = self.admission.clock().now();
-        let name = request.get_ref().bulkhead.clone();
-        let ask = convert::ask(received, request).map_err(|invalid| status::invalid_field(&name, invalid))?;
+        let ask = self.ask(request)?;
         match self.admission.acquire(ask).await {
             Ok(granted) => Ok(Response::new(granted.into())),
             Err(refused) => Err(self.refuse(&refused)),

@@ -199,12 +199,21 @@ impl<S: NamedService> NamedService for Named<S> {
 mod tests {
     use tidegate_proto::v1;
     use tidegate_proto::v1::admission_service_client::AdmissionServiceClient;
+    use tidegate_proto::v1::admission_service_server::AdmissionService;
     use tonic::Code;
     use tonic_health::pb::HealthCheckRequest;
     use tonic_health::pb::health_client::HealthClient;
 
     use super::*;
     use crate::settings::TransportSettings;
+
+    /// 10,000 calls may wait: what stays of each is looked after. The request goes before the wait.
+    #[test]
+    fn p21_a_call_that_waits_is_small() {
+        let api = AdmissionApi::new(Arc::new(Admission::default()), CancellationToken::new());
+        let call = api.acquire(tonic::Request::new(v1::AcquireRequest::default()));
+        assert!(size_of_val(&*call) <= 900, "{} bytes", size_of_val(&*call));
+    }
 
     #[tokio::test]
     async fn p21_short_of_memory_only_what_helps_is_answered() {
