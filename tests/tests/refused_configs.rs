@@ -42,6 +42,7 @@ const FILES: &[(&str, &str, usize, &str)] = &[
     ("+[server]\nlisten='localhost:7600'\n", "[server] listen", 5, "an address and a port"),
     ("+[server]\nlisten='127.0.0.1:7601'\n", "[server] admin_listen", 0, "another address than listen has"),
     ("+[server]\nops_listen='0.0.0.0:7600'\n", "[server] ops_listen", 5, "another address than listen has"),
+    ("+[server]\nops_listen='[::]:7600'\n", "[server] ops_listen", 5, "another address than listen has"),
     ("+[server]\nkeepalive_interval='1ms'\n", "[server] keepalive_interval", 5, "\"1s\" to \"1h\""),
     ("+[server]\nkeepalive_timeout='2h'\n", "[server] keepalive_timeout", 5, "\"1s\" to \"1h\""),
     ("+[server]\nmax_leases=0\n", "[server] max_leases", 5, "a whole number, 1 to"),

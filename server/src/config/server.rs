@@ -70,8 +70,9 @@ fn transport(keys: &mut Section<'_>) -> TransportSettings {
 
 /// Whether two listeners cannot be there at once.
 fn meet(one: SocketAddr, other: SocketAddr) -> bool {
-    let all = |address: SocketAddr| address.ip().is_unspecified() && address.is_ipv4() == one.is_ipv4();
-    one.port() != 0 && one.port() == other.port() && (one.ip() == other.ip() || all(one) || all(other))
+    // All of IPv6 is, unless the host was told otherwise, all of IPv4 too.
+    let takes = |all: SocketAddr, it: SocketAddr| all.ip().is_unspecified() && (all.is_ipv6() || it.is_ipv4());
+    one.port() != 0 && one.port() == other.port() && (one.ip() == other.ip() || takes(one, other) || takes(other, one))
 }
 
 /// What holds for all bulkheads together; so many stand in the file.
