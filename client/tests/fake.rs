@@ -21,7 +21,7 @@ use tracing::Instrument;
 use tracing_subscriber::layer::SubscriberExt;
 
 async fn fake(limit: u32) -> FakeServer {
-    let draft = Draft { limit: Some(limit), lease_ttl: Some(2 * SECOND), ..Draft::default() };
+    let draft = Draft { limit: Some(limit), lease_ttl: Some(6 * SECOND), ..Draft::default() };
     FakeServer::start([("db", draft)]).await.unwrap()
 }
 

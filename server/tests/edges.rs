@@ -26,8 +26,10 @@ fn admission(limit: u32) -> Arc<Admission> {
 /// In how many bulkheads: the invariants, checked at each call, look at every lease of one.
 const BULKHEADS: u32 = 100;
 
-/// So many leases and when each was granted.
-async fn leases(admission: &Admission, races: u32) -> Vec<(Granted, Instant)> {
+/// A lease, when it was granted, and how long the server had stood still until then.
+type Held = (Granted, Instant, Duration);
+
+async fn leases(admission: &Admission, races: u32) -> Vec<Held> {
     let settings = Draft { limit: Some(RACES / BULKHEADS), lease_ttl: Some(TTL), ..Draft::default() };
     for number in 0..BULKHEADS {
         admission.create(&Change::default(), &format!("db/{number}"), settings.clone().try_into().unwrap()).unwrap();
@@ -36,7 +38,7 @@ async fn leases(admission: &Admission, races: u32) -> Vec<(Granted, Instant)> {
     for number in 0..races {
         let mut ask = ask(admission, None);
         ask.bulkhead = format!("db/{}", number % BULKHEADS);
-        leases.push((admission.acquire(ask).await.unwrap(), Instant::now()));
+        leases.push((admission.acquire(ask).await.unwrap(), Instant::now(), admission.clock().stalled()));
     }
     leases
 }
@@ -52,19 +54,21 @@ fn sums(admission: &Admission) -> (usize, usize) {
 /// it began, too.
 async fn at_the_end<T: Send + 'static>(
     admission: &Arc<Admission>,
-    leases: Vec<(Granted, Instant)>,
+    leases: Vec<Held>,
     call: impl Fn(&Admission, &str) -> T + Send + 'static,
 ) -> (Instant, Vec<T>) {
     let admission = admission.clone();
     tokio::task::spawn_blocking(move || {
         let offset = |number: usize| Duration::from_micros((number as u64 * 7_919) % 10_000);
-        let due = |(number, (granted, at))| (at + TTL - Duration::from_millis(5) + offset(number), granted);
-        let mut calls: Vec<(Instant, Granted)> = leases.into_iter().enumerate().map(due).collect();
-        calls.sort_by_key(|(due, _)| *due);
+        let due =
+            |(number, (granted, at, stalled))| (at + TTL - Duration::from_millis(5) + offset(number), stalled, granted);
+        let mut calls: Vec<(Instant, Duration, Granted)> = leases.into_iter().enumerate().map(due).collect();
+        calls.sort_by_key(|(due, ..)| *due);
         let (start, mut answers) = (Instant::now(), Vec::new());
-        let first = calls.first().map_or(start, |(due, _)| *due);
-        for (due, granted) in calls {
-            while Instant::now() < due {
+        let first = calls.first().map_or(start, |(due, ..)| *due);
+        for (due, stalled, granted) in calls {
+            // A stall since then moved the end.
+            while Instant::now() < due + admission.clock().stalled().saturating_sub(stalled) {
                 std::hint::spin_loop();
             }
             answers.push(call(&admission, &granted.lease_id));

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tidegate_proto::v1;
+
 use crate::Server;
 
 /// How often what came too late is tried.
@@ -21,6 +23,25 @@ pub async fn in_time(most: Duration, mut attempt: impl AsyncFnMut() -> Duration)
         late.push(took);
     }
     panic!("too late each time, at most {most:?}: {late:?}");
+}
+
+/// `status` tells what a call has done to waiters: `done`, and that at once. Only a server that stood still a moment ago grants
+/// them nothing for some 50 ms (R6): then all is as before, its log tells why, and `done` follows. Both are permits that run
+/// and waiters.
+pub async fn at_once(
+    server: &Server,
+    bulkhead: &str,
+    status: &v1::BulkheadStatus,
+    before: (u32, u32),
+    done: (u32, u32),
+) {
+    let counts = |status: &v1::BulkheadStatus| (status.running, status.queued);
+    if counts(status) == before {
+        server.until_logged("stood still", 1).await;
+    } else {
+        assert_eq!(counts(status), done, "running and queued");
+    }
+    server.until(bulkhead, |now| counts(now) == done).await;
 }
 
 /// The server uses less than a tenth of a processor while nothing happens; measured for so long.

@@ -38,7 +38,7 @@ mod server;
 
 pub use binary::example;
 pub use calls::{Admin, Client, Waiter, ask, millis, reason, renewal_states, seconds, span};
-pub use lateness::{idles, in_time};
+pub use lateness::{at_once, idles, in_time};
 pub use proxy::{Faults, Proxy, Way};
 pub use raw::{Raw, Reply};
 pub use refill::{drain_and_refill, slack};

@@ -17,9 +17,9 @@ use tokio::sync::Mutex;
 const DB: &str =
     "[[bulkhead]]\nname='db'\nlimit=4\nmax_wait='1m'\nmax_queued=20000\nlease_ttl='2s'\nmax_lease_ttl='1m'\n";
 
-/// 1 s and 1 s of keepalive, or of a handshake, and what a busy machine may add; the defaults last longer.
+/// 1 s and 3 s of keepalive, or 1 s of a handshake, and what a busy machine may add; the defaults last longer.
 const KEPT: Duration = Duration::from_secs(9);
-const SOON_SILENT: &str = "keepalive_interval='1s'\nkeepalive_timeout='1s'\n";
+const SOON_SILENT: &str = "keepalive_interval='1s'\nkeepalive_timeout='3s'\n";
 const SOON_OPEN: &str = "handshake_timeout='1s'\n";
 
 /// Whoever is ended here is ended for what it sends, and not because it answers no PING.

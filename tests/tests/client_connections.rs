@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tidegate_client::{Client, Error, LeaseState};
-use tidegate_tests::{Instant, PATIENCE, Server, drain_and_refill, exercised, size};
+use tidegate_tests::{Instant, PATIENCE, Server, drain_and_refill, exercised, in_time, size};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -148,33 +148,36 @@ async fn the_age_of_connections_is_not_noticed() {
 async fn a_connection_of_age_with_long_waits_does_not_keep_the_second_one_from_opening() {
     let config = "[server]\nmax_connection_age='2s'\n[[bulkhead]]\nname='free'\nlimit=1000\n\
         [[bulkhead]]\nname='db'\nlimit=1\nmax_queued=1000\nmax_wait='5m'\nlease_ttl='60s'\n";
-    let server = Server::start(config);
-    let _held = server.client().await.take("db").await;
-    let doors = Doors::start(server.admission_address()).await;
-    // As patient as by default.
-    let client = Client::builder(format!("http://{}", doors.address)).connect().await.unwrap();
-    let db = client.bulkhead("db");
-    // As many as the first connection takes. It comes of age, and stays for them beside the next one.
-    let waits: Vec<_> = (0..200)
-        .map(|_| {
-            tokio::spawn({
-                let db = db.clone();
-                async move { db.acquire().await }
+    // Within the patience that a client has by default.
+    in_time(SECOND, async || {
+        let server = Server::start(config);
+        let _held = server.client().await.take("db").await;
+        let doors = Doors::start(server.admission_address()).await;
+        let client = Client::builder(format!("http://{}", doors.address)).grace(BACK).connect().await.unwrap();
+        let db = client.bulkhead("db");
+        // As many as the first connection takes. It comes of age, and stays for them beside the next one.
+        let waits: Vec<_> = (0..200)
+            .map(|_| {
+                tokio::spawn({
+                    let db = db.clone();
+                    async move { db.acquire().await }
+                })
             })
-        })
-        .collect();
-    server.until("db", |now| now.queued == 200).await;
-    let start = Instant::now();
-    while doors.made.load(Ordering::SeqCst) < 2 {
-        assert!(start.elapsed() < PATIENCE, "it does not come of age");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    // So this one is for the second.
-    let sent = Instant::now();
-    let permit = client.bulkhead("free").acquire().await;
-    println!("after {:?}: {permit:?}", sent.elapsed());
-    drop(permit.expect("a place is made for it"));
-    waits.iter().for_each(JoinHandle::abort);
+            .collect();
+        server.until("db", |now| now.queued == 200).await;
+        let start = Instant::now();
+        while doors.made.load(Ordering::SeqCst) < 2 {
+            assert!(start.elapsed() < PATIENCE, "it does not come of age");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // So this one is for the second.
+        let sent = Instant::now();
+        drop(client.bulkhead("free").acquire().await.expect("a place is made for it"));
+        let took = sent.elapsed();
+        waits.iter().for_each(JoinHandle::abort);
+        took
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

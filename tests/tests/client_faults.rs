@@ -290,11 +290,11 @@ async fn a_full_bulkhead_over_a_slow_line_starts_no_fallback_and_a_black_hole_do
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_wait='1m'\nlease_ttl='1m'\n");
     let _held = server.client().await.take("db").await;
     let proxy = Proxy::start(server.admission_address()).await;
-    let builder = Client::builder(format!("http://{}", proxy.address()));
+    let builder = Client::builder(format!("http://{}", proxy.address())).grace(2 * SECOND);
     let client = builder.fallback(Fallback::Open, Duration::from_mins(1)).connect().await.unwrap();
     // The answer comes after the caller's own time is over, and that is longer than the patience with silence.
     proxy.set(Faults { delay: SECOND / 10, ..Faults::NONE });
-    let db = client.bulkhead("db").with_timeout(3 * SECOND / 2);
+    let db = client.bulkhead("db").with_timeout(3 * SECOND);
     for _ in 0..2 {
         let error = db.acquire().await.unwrap_err();
         assert!(["UNREACHABLE", "WAIT_TIMEOUT"].contains(&error.reason()), "{error}");

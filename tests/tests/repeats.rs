@@ -37,8 +37,8 @@ async fn repeated() -> Duration {
     client.take("db").await;
     // Later than one ttl in all: each repeat renews.
     let mut repeated = Instant::now();
-    for _ in 0..6 {
-        tokio::time::sleep(ttl / 4).await;
+    for _ in 0..12 {
+        tokio::time::sleep(ttl / 8).await;
         // It needs no permit of its own, so a full bulkhead does not matter; neither do urgency and patience.
         let repeat =
             v1::AcquireRequest { priority: v1::Priority::Sheddable.into(), max_wait: seconds(0), ..with_id("r") };
@@ -115,7 +115,7 @@ async fn r8_the_wait_of_a_repeat_ends_at_the_earlier_of_both_ends() {
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_wait='1m'\nlease_ttl='1m'\n");
     let client = server.client().await;
     let held = client.take("db").await;
-    for (round, (old_wait, new_wait, expected)) in [(1000, 60_000, 1000), (60_000, 300, 300)].into_iter().enumerate() {
+    for (round, (old_wait, new_wait, expected)) in [(4000, 60_000, 4000), (60_000, 300, 300)].into_iter().enumerate() {
         let request_id = format!("r{round}");
         let expected = Duration::from_millis(expected);
         in_time(expected + slack(Duration::from_secs(10)) * 2, async || {
