@@ -127,12 +127,13 @@ impl Keeper {
     /// Looks after a new lease.
     pub(crate) fn hold(&self, lease: Arc<Lease>) {
         let first = lease.granted().renew_interval.unwrap_or_default() + SETTLE;
-        if lease.deadline() <= now() + first {
-            self.granted.urgent.notify_one();
-        }
+        let is_urgent = lease.deadline() <= now() + first;
         let mut leases = self.granted.leases.lock();
         leases.push(lease);
-        if leases.len() == 1 {
+        // Told when it is there to be found.
+        if is_urgent {
+            self.granted.urgent.notify_one();
+        } else if leases.len() == 1 {
             self.granted.some.notify_one();
         }
     }
