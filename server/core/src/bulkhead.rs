@@ -15,6 +15,7 @@ use crate::decision::{Effect, Reason, Release, Renewal, Revert, Status, Step, To
 use crate::id::{FencingToken, RequestKey, WaiterId};
 use crate::lease::Leases;
 use crate::ledger::{Fate, Ledger};
+use crate::memory::Shed;
 use crate::partition::Partitions;
 use crate::queue::Queue;
 use crate::rate::Rate;
@@ -202,13 +203,12 @@ impl Bulkhead {
         self.step((), effects)
     }
 
-    /// Gives back memory that a burst needed and that is not needed any more. What moves for it is bounded.
-    pub fn shrink(&mut self) {
-        self.leases.shrink();
-        self.queue.shrink();
-        self.partitions.shrink();
+    /// Gives back memory that a burst needed and that is not needed any more. What moves for it is bounded; what goes as a
+    /// whole is answered.
+    pub fn shrink(&mut self) -> Shed {
         self.ledger.shrink();
         self.replay.shrink();
+        Shed { leases: self.leases.shrink(), waiters: self.queue.shrink(), partitions: self.partitions.shrink() }
     }
 
     /// When [`advance`](Self::advance) is next needed because somebody waits for it; `None` while nobody waits. May
@@ -256,6 +256,14 @@ impl Bulkhead {
         match self.ledger.fate(token) {
             Fate::Live(slot) => Some(self.partitions.name(self.leases.get(slot).claim.partition)),
             _ => None,
+        }
+    }
+
+    /// The same of the one that was granted to a request.
+    pub fn partition_of_request(&self, key: RequestKey) -> Option<Option<&str>> {
+        match self.replay.get(key)?.0 {
+            Seen::Live(token) => self.partition_of(token),
+            Seen::Waiting(_) | Seen::Spent(_) => None,
         }
     }
 

@@ -150,9 +150,9 @@ impl Leases {
     }
 
     /// Gives back memory that is not needed any more.
-    pub(crate) fn shrink(&mut self) {
-        shrink_slab(&mut self.slots);
+    pub(crate) fn shrink(&mut self) -> Slab<Lease> {
         self.ends.shrink();
+        shrink_slab(&mut self.slots)
     }
 
     /// All of them with their slots.

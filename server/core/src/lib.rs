@@ -40,5 +40,6 @@ pub use decision::{
     Refusal, Release, Renewal, Revert, Revoked, Status, Step, Totals,
 };
 pub use id::{FencingToken, RequestKey, WaiterId};
+pub use memory::Shed;
 pub use settings::{Draft, MAX_CEILING, MAX_LEASE_TTL, MAX_QUEUED, MAX_WAIT, MIN_LEASE_TTL, Mode, Settings};
 pub use time::{Instant, Stall, slack};

@@ -124,9 +124,16 @@ impl Partitions {
     }
 
     /// Gives back memory that is not needed any more.
-    pub(crate) fn shrink(&mut self) {
-        shrink_slab(&mut self.slots);
+    pub(crate) fn shrink(&mut self) -> Slab<Partition> {
         self.turns.shrink();
+        if self.slots.len() > 1 {
+            return shrink_slab(&mut self.slots);
+        }
+        // Only its own name is left, which moves.
+        let own = self.slots.remove(OWN as usize);
+        let shed = shrink_slab(&mut self.slots);
+        self.slots.insert(own);
+        shed
     }
 
     /// How many waiters it has.
@@ -138,5 +145,24 @@ impl Partitions {
     #[allow(clippy::cast_possible_truncation)]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Partition)> {
         self.slots.iter().map(|(slot, partition)| (slot as u32, partition))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_many_partitions_needed_is_given_back() {
+        let mut partitions = Partitions::new();
+        let slots: Vec<_> = (0..100_000).map(|number| partitions.enter(Some(number.to_string().into()))).collect();
+        partitions.get_mut(OWN).running = 3;
+        for slot in slots {
+            partitions.forget(slot);
+        }
+        assert!(partitions.shrink().capacity() >= 100_000);
+        assert!(partitions.slots.capacity() <= 4, "{}", partitions.slots.capacity());
+        assert_eq!((partitions.get(OWN).running, partitions.find(None)), (3, Some(OWN)));
+        assert_ne!(partitions.enter(Some("next".into())), OWN);
     }
 }

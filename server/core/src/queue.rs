@@ -134,9 +134,9 @@ impl Queue {
     }
 
     /// Gives back memory that is not needed any more.
-    pub(crate) fn shrink(&mut self) {
-        shrink_slab(&mut self.waiters);
+    pub(crate) fn shrink(&mut self) -> Slab<Waiter> {
         self.ends.shrink();
+        shrink_slab(&mut self.waiters)
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -75,7 +75,7 @@ impl Bulkhead {
         let is_granted = could_run && !matches!(standing.phase, Phase::Cooling(_));
         let is_shadow = self.settings.mode() == Mode::Shadow;
         if is_granted || is_shadow {
-            if self.leases.len() + self.queue.len() >= self.room.leases {
+            if self.leases.len() + self.queue.len() >= self.room.leases || !self.is_countable(ask.permits) {
                 return Decision::Refused(self.hold_back(now, Reason::ServerCapReached, 0));
             }
             if !is_granted {

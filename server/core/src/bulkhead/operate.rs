@@ -96,7 +96,10 @@ impl Bulkhead {
         for slot in self.queue.after(None, usize::MAX) {
             match reason {
                 Some(reason) => self.refuse_waiter(now, slot, reason, effects),
-                None => self.grant_waiter(now, slot, false, effects),
+                None if self.is_countable(self.queue.get(slot).claim.permits) => {
+                    self.grant_waiter(now, slot, false, effects);
+                }
+                None => self.refuse_waiter(now, slot, Reason::ServerCapReached, effects),
             }
         }
     }

@@ -103,6 +103,11 @@ impl Bulkhead {
         self.limit.checked_sub(running).is_some_and(|free| permits <= free)
     }
 
+    /// Whether so many permits more can be counted: where the rule is only played, no limit bounds them.
+    pub(super) fn is_countable(&self, permits: u32) -> bool {
+        self.leases.running().checked_add(permits).is_some()
+    }
+
     /// Starts a lease, under the next token.
     pub(super) fn grant(&mut self, now: Instant, claim: Claim, told: bool, marked: bool) -> Grant {
         let Claim { permits, ttl, partition, .. } = claim;

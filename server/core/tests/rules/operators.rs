@@ -263,3 +263,29 @@ fn r8_a_server_that_stops_answers_the_repeat_of_a_live_lease_and_lets_nobody_in(
         assert_eq!((desk.running(), desk.status().queued), (0, 0));
     });
 }
+
+#[test]
+fn r12_in_shadow_no_more_permits_run_than_can_be_counted() {
+    const MOST: u32 = 1_000_000_000;
+    check(Draft { mode: Some(Mode::Shadow), ..limit(MOST) }, |desk| {
+        let tokens: Vec<_> = (0..4).map(|_| desk.granted(ask(MOST))).collect();
+        assert_eq!(desk.refused(ask(MOST)).reason, Reason::ServerCapReached);
+        let rest = desk.granted(ask(u32::MAX - 4 * MOST));
+        assert_eq!(desk.running(), u32::MAX);
+        for token in tokens.into_iter().chain([rest]) {
+            desk.release(token);
+        }
+        desk.set_mode(Mode::Enforcing);
+    });
+    check(limit(MOST), |desk| {
+        let held = desk.granted(ask(MOST));
+        let waiters: Vec<_> = (0..5).map(|_| desk.queued(ask(MOST))).collect();
+        desk.set_mode(Mode::Shadow);
+        let told = desk.others();
+        assert_eq!(told[3..], [3, 4].map(|number| (waiters[number], Err(Reason::ServerCapReached))));
+        assert!(told[..3].iter().all(|(_, answer)| answer.is_ok()), "{told:?}");
+        assert_eq!((desk.running(), desk.status().queued), (4 * MOST, 0));
+        desk.release(held);
+        desk.set_mode(Mode::Enforcing);
+    });
+}
