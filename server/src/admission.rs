@@ -45,6 +45,7 @@ pub use audit::{AuditChange, AuditEvent, Change};
 pub use listing::{LeaseView, ServerView, View, WaiterView};
 use reload::Names;
 pub use reload::NoRoom;
+pub(crate) use sweep::shrink;
 
 /// The bulkhead that takes the names nobody configured, if it is configured itself (R13).
 pub const DEFAULT: &str = "default";
@@ -104,7 +105,7 @@ enum Decided<'a> {
     Waits(Waiting<'a>),
 }
 
-/// Decides who may start now. All methods but [`acquire`](Self::acquire) return at once.
+/// Decides who may start now. All methods return at once, but [`acquire`](Self::acquire) and those that list much.
 #[derive(Debug)]
 pub struct Admission {
     clock: Clock,
@@ -334,6 +335,16 @@ impl Admission {
         Some(partition.unwrap_or(&cell.name).to_owned())
     }
 
+    /// The same of the one that was granted to a request.
+    pub fn partition_of_request(&self, bulkhead: &str, request_id: &str) -> Option<String> {
+        let key = self.seal.request_key(request_id);
+        let of = |cell: &Arc<Cell>, state: &mut State, _| {
+            let partition = state.bulkhead.partition_of_request(key)?;
+            Some(partition.unwrap_or(&cell.name).to_owned())
+        };
+        self.on(bulkhead, Self::find_or_make, of).ok()?.1
+    }
+
     /// A waiter heard of its grant.
     pub(crate) fn confirm(&self, cell: &Arc<Cell>, token: FencingToken) {
         self.enter(cell).0.bulkhead.confirm(token);
@@ -364,10 +375,7 @@ impl Admission {
     /// Locks a cell and reads the time, in that order; a stall of our own is forgiven before anything else (R6).
     fn enter<'a>(&self, cell: &'a Cell) -> (MutexGuard<'a, State>, Instant) {
         let mut state = cell.state.lock();
-        let now = self.clock.now();
-        if self.clock.stalled() > state.bulkhead.forgiven() {
-            state.bulkhead.forgive(self.clock.stall());
-        }
+        let now = self.forgiving(&mut state);
         // What is gone gives nothing back.
         if !state.dead
             && let Some(room) = self.caps.lend(state.room, state.bulkhead.occupied())
@@ -378,6 +386,15 @@ impl Admission {
         (state, now)
     }
 
+    /// Reads the time for a cell, which learns of a stall first.
+    fn forgiving(&self, state: &mut State) -> Instant {
+        let now = self.clock.now();
+        if self.clock.stalled() > state.bulkhead.forgiven() {
+            state.bulkhead.forgive(self.clock.stall());
+        }
+        now
+    }
+
     /// Delivers what a call did to waiters and sets the alarm that the cell now needs.
     fn finish<T>(&self, cell: &Arc<Cell>, state: &mut State, step: Step<T>) -> T {
         for effect in step.effects {
@@ -386,7 +403,7 @@ impl Admission {
                 Effect::Refused(id, refusal) => (id, Verdict::Refused(refusal)),
                 Effect::Waits(partition) => {
                     if let Some(end) = self.cooldowns.enter(partition.as_deref().unwrap_or(&cell.name), cell) {
-                        let now = self.clock.now();
+                        let now = self.forgiving(state);
                         let step = state.bulkhead.cool(now, partition.as_deref(), end);
                         self.finish(cell, state, step);
                     }

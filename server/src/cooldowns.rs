@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 use dashmap::DashMap;
 use tidegate_core::{Instant, calm_at, extend};
 
-use crate::admission::Cell;
+use crate::admission::{Cell, shrink};
 use crate::caps::Cap;
 use crate::settings::ServerSettings;
 
@@ -155,7 +155,7 @@ impl Cooldowns {
         Some(cells)
     }
 
-    /// Drops what is over since the grace.
+    /// Drops what is over since the grace, and the memory that many needed.
     pub(crate) fn sweep(&self, now: Instant) {
         self.entries.retain(|_, entry| {
             if entry.end.is_some_and(|end| calm_at(end, self.rules.load().ramp_step) + self.rules.load().grace <= now) {
@@ -164,6 +164,7 @@ impl Cooldowns {
             }
             entry.end.is_some() || !entry.cells.is_empty()
         });
+        shrink(&self.entries);
     }
 
     /// Those that cool, or keep what they know of a cooldown, with names after `after`, by name, at most `most`.
@@ -186,5 +187,23 @@ impl Cooldowns {
             }
         }
         page.into_values().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_many_partitions_needed_is_given_back() {
+        let cooldowns = Cooldowns::new(Rules::from(&ServerSettings::default()));
+        let now = Instant::ORIGIN;
+        for number in 0..50_000 {
+            cooldowns.report(now, &number.to_string(), Duration::from_secs(1), "").unwrap();
+        }
+        cooldowns.sweep(now);
+        assert_eq!(cooldowns.entries.len(), 50_000);
+        cooldowns.sweep(now + Duration::from_hours(1));
+        assert!(cooldowns.entries.is_empty() && cooldowns.entries.capacity() < 4_096, "{cooldowns:?}");
     }
 }

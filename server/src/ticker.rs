@@ -35,6 +35,11 @@ impl Ticker {
         }
     }
 
+    /// Takes the alarm of a cell away.
+    pub(crate) fn clear(&self, cell: &Cell, at: Instant) {
+        self.alarms.lock().remove(&(at, cell.incarnation));
+    }
+
     /// Advances cells as their alarms come, for ever. Sleeps until the earliest.
     pub(crate) async fn run(&self, admission: &Admission) {
         loop {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{acquire, admission, ask, drain_and_refill, try_acquire};
-use tidegate_core::{Draft, Mode, Reason, Release, Renewal};
-use tidegate_server::{Admission, Change, ServerSettings, Template};
+use common::{TTL, acquire, admission, ask, drain_and_refill, try_acquire};
+use tidegate_core::{Draft, Mode, Reason, Release, Renewal, Settings};
+use tidegate_server::{Admission, Change, Plan, ServerSettings, Template};
 use tokio::time::sleep;
 
 #[tokio::test(start_paused = true)]
@@ -151,4 +151,46 @@ fn a_page_is_short_only_at_the_end_though_bulkheads_come_and_go() {
         }
         stop.store(true, Ordering::Relaxed);
     });
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_file_names_again_stays_also_if_its_last_lease_ends_in_that_moment() {
+    // Nobody sweeps here: what is due stays until somebody comes by.
+    let admission = Arc::new(Admission::default());
+    let beating = admission.clone();
+    tokio::spawn(async move { beating.clock().beat().await });
+    let plan = |limit: Option<u32>| {
+        let draft = |limit| Draft { limit: Some(limit), lease_ttl: Some(TTL), ..Draft::default() };
+        let bulkheads = limit.map(|limit| ("db".into(), draft(limit).try_into().unwrap())).into_iter().collect();
+        Plan { bulkheads, ..Plan::default() }
+    };
+    admission.reload(plan(Some(1))).unwrap();
+    try_acquire(&admission).await.unwrap();
+    admission.reload(plan(None)).unwrap();
+    assert!(admission.bulkhead("db").unwrap().deleting);
+    sleep(TTL).await;
+    assert_eq!(admission.reload(plan(Some(2))), Ok(1));
+    let view = admission.bulkhead("db").unwrap();
+    assert_eq!((view.deleting, view.status.limit, view.status.running), (false, 2, 0));
+    assert_eq!(admission.audit_events(Some("db"), None, 1)[0].action, "Reload");
+    try_acquire(&admission).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_that_is_only_validated_is_told_as_it_would_be() {
+    let admission = admission(1);
+    let closed = Change { detail: "moved away", ..Change::default() };
+    let view = admission.set_mode(&closed, "db", Mode::Closed).unwrap();
+    let change = Change { etag: &view.etag, ..Change::default() };
+    let opens = |settings: &Settings| Ok((settings.clone().with_mode(Mode::Enforcing), false));
+    let told = admission.would_configure(&change, "db", opens).unwrap();
+    let done = admission.configure(&change, "db", opens).unwrap();
+    assert_eq!((&*told.mode_detail, told.settings), (&*done.mode_detail, done.settings));
+    assert_eq!(&*done.mode_detail, "");
+    // What time has changed since, but nobody has come by for, is another state.
+    let stale = admission.set_limit(&Change::default(), "db", 1, Some(Duration::from_secs(1))).unwrap().etag;
+    admission.set_limit(&Change::default(), "db", 1, None).unwrap();
+    let change = Change { etag: &stale, ..Change::default() };
+    let told = admission.would_configure(&change, "db", opens).map(drop);
+    assert_eq!(told, admission.configure(&change, "db", opens).map(drop));
 }

@@ -181,7 +181,7 @@ async fn a_name_that_nobody_configured_takes_the_default_bulkhead() {
     other.bulkhead = "other".into();
     let granted = admission.acquire(other).await.unwrap();
     assert_eq!(&*granted.bulkhead, "default");
-    let leases = admission.leases(None, ("", FencingToken::default()), 9).unwrap();
+    let leases = admission.leases(None, ("", FencingToken::default()), 9).await.unwrap();
     assert_eq!((&*leases[0].bulkhead, &*leases[0].partition), ("default", "other"));
     admission.bulkhead("other").unwrap_err();
     drain_and_refill(&admission).await;

@@ -88,7 +88,7 @@ async fn waiters_on_every_stream() {
     let _turn = ONE_AT_A_TIME.lock().await;
     // A waiter costs some 6 KiB with its stream, and it is this cap that bounds them all. A debug build looks at the whole
     // queue after each change of it, so there it is shorter.
-    let most = size(300, 300, 8_000);
+    let most = size(300, 300, 10_000);
     let crowded =
         format!("max_waiters={most}\n[[bulkhead]]\nname='crowded'\nlimit=1\nmax_queued=100000\nmax_wait='1m'\n");
     stand(Attack::Waiters, &crowded, true).await;

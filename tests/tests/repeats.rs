@@ -60,6 +60,23 @@ async fn repeated() -> Duration {
 }
 
 #[tokio::test]
+async fn r10_a_release_by_request_id_reports_for_the_partition_of_its_lease() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=2\nmax_wait='1m'\n");
+    let client = server.client().await;
+    client.granted(v1::AcquireRequest { partition: Some("shop/prod/api".into()), ..with_id("r") }).await;
+    let release = v1::ReleaseRequest {
+        bulkhead: "db".into(),
+        request_id: "r".into(),
+        retry_after: seconds(60),
+        ..Default::default()
+    };
+    assert_eq!(client.stub().release(release).await.unwrap().into_inner().state(), ReleaseState::Released);
+    let refusal = client.refused(v1::AcquireRequest { partition: Some("shop/prod/api".into()), ..ask("db") }).await;
+    assert_eq!(refusal.reason, "COOLDOWN_ACTIVE");
+    drain_and_refill(&server, "db").await;
+}
+
+#[tokio::test]
 async fn p6_a_repeat_of_a_waiting_request_takes_over_its_place() {
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_queued=2\nmax_wait='1m'\n");
     let clients = server.clients(3).await;

@@ -14,14 +14,25 @@ use super::audit::{Change, differences};
 use super::{Admission, Cell, DEFAULT, Refused, State, View};
 use crate::settings::Template;
 
+/// What makes a bulkhead.
+pub(super) enum Maker<'a> {
+    /// A call for a name that the template matches.
+    Template(Arc<Template>),
+    /// Somebody, on record.
+    Somebody(Change<'a>),
+}
+
 impl Admission {
-    /// Makes a bulkhead, with what the configuration says of all of them. One made again counts its fencing tokens from above those of the old one (R13).
+    /// Makes a bulkhead, with what the configuration says of all of them. One made again counts its fencing tokens from
+    /// above those of the old one (R13).
     pub fn create(&self, change: &Change<'_>, name: &str, settings: Settings) -> Result<View, Refused> {
-        let settings = self.plan.lock().settings.apply(settings);
-        let cell = self.make(name, settings, None)?;
-        // Nothing happened in it yet that time could have changed, and it has nothing to borrow for.
-        let view = self.view(&cell, &cell.state.lock());
-        self.audit.bulkhead(*change, cell.name.clone(), differences(None, Some(&view)));
+        let names = self.names.load_full();
+        let (cell, view) = self.make(name, names.settings.apply(settings), Maker::Somebody(*change))?;
+        let latest = self.names.load();
+        // A reload that came meanwhile may not have seen it.
+        if !Arc::ptr_eq(&names, &latest) && self.follow_server(&cell, &latest.settings) {
+            return self.bulkhead(name);
+        }
         Ok(view)
     }
 
@@ -33,11 +44,10 @@ impl Admission {
         if !self.caps.has_bulkhead() {
             return Err(Refused::early(Reason::ServerCapReached, name, None));
         }
-        let settings = self.plan.lock().settings.apply(settings);
-        Ok(View::unmade(name, settings))
+        Ok(View::unmade(name, self.names.load().settings.apply(settings)))
     }
 
-    fn make(&self, name: &str, settings: Settings, template: Option<Arc<Template>>) -> Result<Arc<Cell>, Refused> {
+    fn make(&self, name: &str, settings: Settings, maker: Maker<'_>) -> Result<(Arc<Cell>, View), Refused> {
         if let Some(cell) = self.find_exact(name) {
             return Err(self.taken(&cell));
         }
@@ -47,16 +57,20 @@ impl Admission {
         if !self.caps.take_bulkhead() {
             return Err(Refused::early(Reason::ServerCapReached, name, None));
         }
-        Ok(self.place(vacant, settings, template))
+        Ok(self.place(vacant, settings, maker))
     }
 
-    /// Puts a bulkhead where there is none; the cap was asked.
+    /// Puts a bulkhead where there is none; the cap was asked. Answers how it begins.
     pub(super) fn place(
         &self,
         vacant: VacantEntry<'_, Arc<str>, Arc<Cell>>,
         settings: Settings,
-        template: Option<Arc<Template>>,
-    ) -> Arc<Cell> {
+        maker: Maker<'_>,
+    ) -> (Arc<Cell>, View) {
+        let (template, change) = match maker {
+            Maker::Template(template) => (Some(template), None),
+            Maker::Somebody(change) => (None, Some(change)),
+        };
         let after = FencingToken::from_u64(self.floor.load(Ordering::Acquire));
         let incarnation = self.next_incarnation.fetch_add(1, Ordering::Relaxed);
         let room = Room { leases: 0, waiters: 0, remembered: 0 };
@@ -77,9 +91,15 @@ impl Admission {
         };
         let (name, counted_since) = (vacant.key().clone(), SystemTime::now());
         let cell = Arc::new(Cell { incarnation, name, counted_since, state: Mutex::new(state) });
+        // Nobody else knows the cell yet.
+        let view = self.view(&cell, &cell.state.lock());
+        if let Some(change) = change {
+            // Before anybody can change it.
+            self.audit.bulkhead(change, cell.name.clone(), differences(None, Some(&view)));
+        }
         self.incarnations.insert(incarnation, cell.clone());
         vacant.insert(cell.clone());
-        cell
+        (cell, view)
     }
 
     /// Why no bulkhead of that name can be made.
@@ -126,6 +146,9 @@ impl Admission {
         self.cells.remove(&cell.name);
         self.caps.give_bulkhead();
         state.room = self.caps.take_back(state.room, Room { leases: 0, waiters: 0, remembered: 0 });
+        if let Some(alarm) = state.alarm.take() {
+            self.ticker.clear(cell, alarm);
+        }
     }
 
     /// The cell that answers for that name: its own, one made from a template, or the default one (R13).
@@ -135,8 +158,8 @@ impl Admission {
         }
         let names = self.names.load_full();
         if let Some(template) = names.templates.iter().find(|template| template.matches(name)) {
-            return match self.make(name, template.settings.clone(), Some(template.clone())) {
-                Ok(cell) => {
+            return match self.make(name, template.settings.clone(), Maker::Template(template.clone())) {
+                Ok((cell, _)) => {
                     // A reload that came meanwhile may not have seen it.
                     if !Arc::ptr_eq(&names, &self.names.load()) {
                         self.follow_template(&cell);

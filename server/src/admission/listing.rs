@@ -9,6 +9,9 @@ use super::{Admission, AuditEvent, Cell, Refused, State};
 use crate::caps::Cap;
 use crate::cooldowns::CooldownView;
 
+/// The most bulkheads looked at before others get the processor.
+const BATCH: usize = 256;
+
 /// A bulkhead as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct View {
@@ -139,7 +142,7 @@ impl Admission {
     }
 
     /// Live leases by bulkhead and token, of one bulkhead or of all, from a place on, at most `most`.
-    pub fn leases(
+    pub async fn leases(
         &self,
         only: Option<&str>,
         from: (&str, FencingToken),
@@ -161,10 +164,11 @@ impl Admission {
             })
             .collect()
         })
+        .await
     }
 
     /// Waiters by bulkhead and place, of one bulkhead or of all, after a place, at most `most`.
-    pub fn waiters(
+    pub async fn waiters(
         &self,
         only: Option<&str>,
         after: (&str, Option<Place>),
@@ -188,6 +192,7 @@ impl Admission {
                 })
                 .collect()
         })
+        .await
     }
 
     /// The partitions that cool, ramp, or are remembered to have, with names after `after`, by name, at most `most`.
@@ -213,8 +218,8 @@ impl Admission {
         }
     }
 
-    /// Collects from each cell, by name, until there are `most`.
-    fn visit_each<T>(
+    /// Collects from each cell, by name, until there are `most`; others get the processor in between.
+    async fn visit_each<T>(
         &self,
         only: Option<&str>,
         from: &str,
@@ -227,12 +232,15 @@ impl Admission {
         };
         names.sort_unstable();
         let mut found = Vec::new();
-        for name in names {
-            let Some(cell) = self.find_exact(&name) else { continue };
+        for (number, name) in names.iter().enumerate() {
+            if number % BATCH == BATCH - 1 {
+                tokio::task::yield_now().await;
+            }
+            let Some(cell) = self.find_exact(name) else { continue };
             let (mut state, now) = self.enter(&cell);
             let settled = state.bulkhead.advance(now);
             self.finish(&cell, &mut state, settled);
-            found.extend(list(&name, &state, now, most - found.len()));
+            found.extend(list(name, &state, now, most - found.len()));
             if found.len() == most {
                 break;
             }

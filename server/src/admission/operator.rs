@@ -59,14 +59,17 @@ impl Admission {
         merge: impl FnOnce(&Settings) -> Result<(Settings, bool), Invalid>,
     ) -> Result<View, Refused> {
         let cell = self.find(name)?;
-        self.enter(&cell).0.expect(&cell, change.etag)?;
         let mut view = self.look_at(&cell);
+        self.enter(&cell).0.expect(&cell, change.etag)?;
         let (settings, moves_limit) = merge(&view.settings).map_err(|invalid| Refused::invalid(name, invalid))?;
         if moves_limit {
             view.status = Status { limit: settings.limit(), revert: None, ..view.status };
             view.revert_time = None;
         }
         view.status.limit = view.status.limit.min(settings.ceiling());
+        if settings.mode() != view.settings.mode() {
+            view.mode_detail = Box::default();
+        }
         Ok(View { settings, ..view })
     }
 
@@ -106,6 +109,10 @@ impl Admission {
         let Some(cells) = self.cooldowns.clear(partition) else { return false };
         for cell in cells {
             let (mut state, now) = self.enter(&cell);
+            if self.cooldowns.end(partition).is_some() {
+                // It was reported anew meanwhile, and whoever reported it tells the cells.
+                break;
+            }
             let own = (*partition != *cell.name).then_some(partition);
             let step = state.bulkhead.calm(now, own);
             self.finish(&cell, &mut state, step);

@@ -9,23 +9,25 @@ use std::time::Duration;
 
 use dashmap::mapref::entry::Entry;
 use tidegate_core::{Instant, Settings};
+use tracing::warn;
 
 use super::audit::differences;
+use super::bulkheads::Maker;
 use super::{Admission, AuditChange, Cell, Change, State, View};
 use crate::cooldowns::Rules;
 use crate::settings::{Plan, ServerSettings, Template};
 
-/// Which names get a bulkhead, and for how long.
+/// What new bulkheads are made by.
 #[derive(Debug)]
 pub(super) struct Names {
-    pub(super) idle_after: Duration,
+    pub(super) settings: ServerSettings,
     /// In the order of the file.
     pub(super) templates: Vec<Arc<Template>>,
 }
 
 impl Names {
     pub(super) fn new(settings: &ServerSettings, templates: &[Template]) -> Self {
-        Self { idle_after: settings.idle_after, templates: templates.iter().cloned().map(Arc::new).collect() }
+        Self { settings: settings.clone(), templates: templates.iter().cloned().map(Arc::new).collect() }
     }
 }
 
@@ -40,7 +42,7 @@ impl Admission {
     /// configuration does not name stays; one that it named before and names no more is deleted.
     pub fn reload(&self, plan: Plan) -> Result<usize, NoRoom> {
         let mut last = self.plan.lock();
-        let plan = Plan { settings: last.settings.reloaded(&plan.settings), ..plan };
+        let mut plan = Plan { settings: last.settings.reloaded(&plan.settings), ..plan };
         let before: HashMap<&str, &Settings> = last.bulkheads.iter().map(|(name, of)| (&name[..], of)).collect();
         let wanted: HashSet<&str> = plan.bulkheads.iter().map(|(name, _)| &name[..]).collect();
         let differs = |(name, new): &&(String, Settings)| before.get(&name[..]) != Some(&new);
@@ -53,11 +55,25 @@ impl Admission {
         self.cooldowns.set_rules(Rules::from(&plan.settings));
         self.note(&"".into(), server_changes(&last.settings, &plan.settings));
         self.note_templates(&last.templates, &plan.templates);
-        let mut changed = 0;
+        let (mut changed, mut missed) = (0, HashSet::new());
         for (name, new) in different {
             let made = absent.contains(&name[..]) && self.place_named(name, new);
             room -= usize::from(made);
-            changed += usize::from(made || self.rewrite_named(name, before.get(&name[..]).copied(), new));
+            if made {
+                changed += 1;
+            } else if let Some(is_other) = self.rewrite_named(name, before.get(&name[..]).copied(), new) {
+                changed += usize::from(is_other);
+            } else if self.caps.take_bulkhead() {
+                // It went in this moment, and is made anew.
+                let made = self.place_named(name, new);
+                changed += usize::from(made);
+                if !made {
+                    self.caps.give_bulkhead();
+                }
+            } else {
+                warn!(bulkhead = name, "it went in this moment, and its room is taken: the next reload makes it");
+                missed.insert(name.clone());
+            }
         }
         (0..room).for_each(|_| self.caps.give_bulkhead());
         for name in before.keys().filter(|name| !wanted.contains(*name)) {
@@ -67,6 +83,7 @@ impl Admission {
         for cell in cells.iter().filter(|cell| !wanted.contains(&*cell.name)) {
             changed += usize::from(self.follow_template(cell) || self.follow_server(cell, &plan.settings));
         }
+        plan.bulkheads.retain(|(name, _)| !missed.contains(name));
         *last = plan;
         Ok(changed)
     }
@@ -85,13 +102,13 @@ impl Admission {
     /// Makes a bulkhead that the configuration names, unless somebody else just did.
     fn place_named(&self, name: &str, settings: &Settings) -> bool {
         let Entry::Vacant(vacant) = self.cells.entry(name.into()) else { return false };
-        let cell = self.place(vacant, settings.clone(), None);
-        let view = self.view(&cell, &cell.state.lock());
-        self.note(&cell.name, differences(None, Some(&view)))
+        self.place(vacant, settings.clone(), Maker::Somebody(Change::file()));
+        true
     }
 
-    /// The configuration says something else of a bulkhead than before, or speaks of it for the first time.
-    fn rewrite_named(&self, name: &str, old: Option<&Settings>, new: &Settings) -> bool {
+    /// The configuration says something else of a bulkhead than before, or speaks of it for the first time. Answers
+    /// whether that changed it; `None` if it is not there any more.
+    fn rewrite_named(&self, name: &str, old: Option<&Settings>, new: &Settings) -> Option<bool> {
         let rewritten = self.on(name, Self::find, |cell, state, now| {
             state.kept = true;
             // One that drains stays. It takes all that the configuration says of it, as one does that a template made.
@@ -99,8 +116,7 @@ impl Admission {
             state.template = None;
             self.rewrite(cell, state, now, old, new)
         });
-        // One that an operator deleted in this moment stays deleted.
-        rewritten.is_ok_and(|(_, changed)| changed)
+        rewritten.ok().map(|(_, changed)| changed)
     }
 
     /// The configuration names a bulkhead no more: its waiters are told, and it goes with its last lease.
@@ -116,15 +132,15 @@ impl Admission {
         let names = self.names.load();
         let Some(new) = names.templates.iter().find(|template| template.pattern == old.pattern) else { return false };
         state.template = Some(new.clone());
-        self.rewrite(cell, &mut state, now, Some(&old.settings), &new.settings)
+        new.settings != old.settings && self.rewrite(cell, &mut state, now, Some(&old.settings), &new.settings)
     }
 
     /// A bulkhead that the configuration does not name takes what it says of all of them.
-    fn follow_server(&self, cell: &Arc<Cell>, settings: &ServerSettings) -> bool {
+    pub(super) fn follow_server(&self, cell: &Arc<Cell>, settings: &ServerSettings) -> bool {
         let (mut state, now) = self.enter(cell);
         let old = state.bulkhead.settings().clone();
         let new = settings.apply(old.clone());
-        !state.dead && !state.leaving && self.rewrite(cell, &mut state, now, Some(&old), &new)
+        new != old && !state.dead && !state.leaving && self.rewrite(cell, &mut state, now, Some(&old), &new)
     }
 
     /// What was `old` in the configuration is `new` there now.
@@ -136,10 +152,11 @@ impl Admission {
         old: Option<&Settings>,
         new: &Settings,
     ) -> bool {
+        // It stays, also if time takes its last lease now.
+        let deleting = std::mem::take(&mut state.leaving);
         let settled = state.bulkhead.advance(now);
         self.finish(cell, state, settled);
-        let before = self.view(cell, state);
-        state.leaving = false;
+        let before = View { deleting, ..self.view(cell, state) };
         let merged = old.map_or_else(|| new.clone(), |old| before.settings.merge(old, new));
         let limit = merged.limit();
         if merged != before.settings {

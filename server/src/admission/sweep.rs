@@ -1,8 +1,10 @@
 //! The sweep: every cell is visited about once a second, in bounded steps (R14).
 
+use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dashmap::DashMap;
 use tidegate_core::Room;
 use tokio::time::Instant;
 use tracing::info;
@@ -13,6 +15,15 @@ use super::{Admission, Cell};
 const ROUND: Duration = Duration::from_secs(1);
 /// The most cells visited before others get the processor.
 const BATCH: usize = 256;
+/// Less room in a map than this is not worth it.
+const SPARE: usize = 4096;
+
+/// Gives back what a map needed for many more entries than it has.
+pub(crate) fn shrink<K: Eq + Hash + Ord, V>(map: &DashMap<K, V>) {
+    if map.capacity() > 4 * map.len() + SPARE {
+        map.shrink_to_fit();
+    }
+}
 
 impl Admission {
     /// Ends what is due where nobody comes by, takes back what is borrowed and not used, and drops idle dynamic
@@ -23,6 +34,8 @@ impl Admission {
         loop {
             rounds.tick().await;
             self.cooldowns.sweep(self.clock.now());
+            shrink(&self.cells);
+            shrink(&self.incarnations);
             let began = Instant::now();
             let mut cells: Vec<Arc<Cell>> = self.incarnations.iter().map(|cell| cell.clone()).collect();
             // Again where more is due, until all have their turn again.
@@ -51,7 +64,7 @@ impl Admission {
         if state.bulkhead.is_due(now) {
             return true;
         }
-        state.bulkhead.shrink();
+        let shed = state.bulkhead.shrink();
         if state.parked.is_empty() {
             state.parked.shrink_to_fit();
         }
@@ -67,13 +80,17 @@ impl Admission {
         let used = state.bulkhead.occupied();
         if used != (Room { leases: 0, waiters: 0, remembered: 0 }) || state.kept {
             state.idle_since = None;
-        } else if now.since(*state.idle_since.get_or_insert(now)) >= self.names.load().idle_after {
+        } else if now.since(*state.idle_since.get_or_insert(now)) >= self.names.load().settings.idle_after {
             self.bury(cell, &mut state);
-            return false;
         }
-        let room = self.caps.take_back(state.room, used);
-        state.room = room;
-        state.bulkhead.set_room(room);
+        if !state.dead {
+            let room = self.caps.take_back(state.room, used);
+            state.room = room;
+            state.bulkhead.set_room(room);
+        }
+        // In this order: nobody waits for the cell while it is dropped.
+        drop(state);
+        drop(shed);
         false
     }
 }

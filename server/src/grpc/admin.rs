@@ -141,7 +141,7 @@ impl AdminService for AdminApi {
         let page = Page::read("leases", only.unwrap_or_default(), page_size, &page_token)?;
         let from = page.after.as_ref().map_or(("", 0), |place| (place.name.as_str(), place.first + 1));
         let from = (from.0, FencingToken::from_u64(from.1));
-        let leases = self.answer(self.admission.leases(only, from, page.most()))?;
+        let leases = self.answer(self.admission.leases(only, from, page.most()).await)?;
         let place = |name: &str, first| Place { first, ..Place::of(name) };
         let (leases, next_page_token) = page.cut(leases, |lease| place(&lease.bulkhead, lease.token.as_u64()));
         Ok(Response::new(v1::ListLeasesResponse { leases, next_page_token }))
@@ -154,7 +154,7 @@ impl AdminService for AdminApi {
         let after = page.after.as_ref().map_or(("", None), |Place { name, first, second }| {
             (name.as_str(), Some(tidegate_core::Place { nanos: *first, arrival: *second }))
         });
-        let waiters = self.answer(self.admission.waiters(only, after, page.most()))?;
+        let waiters = self.answer(self.admission.waiters(only, after, page.most()).await)?;
         let (waiters, next_page_token) = page.cut(waiters, |waiter| {
             let tidegate_core::Place { nanos, arrival } = waiter.place;
             Place { name: waiter.bulkhead.as_ref().into(), first: nanos, second: arrival }

@@ -61,7 +61,7 @@ impl AdmissionService for AdmissionApi {
             // not keep anybody from giving a lease back.
             let of_lease = || match &what {
                 What::Lease(lease_id) => self.admission.partition_of(lease_id),
-                What::Request { .. } => None,
+                What::Request { bulkhead, request_id } => self.admission.partition_of_request(bulkhead, request_id),
             };
             if let Some(partition) = partition.or_else(of_lease) {
                 let _ = self.admission.report(&partition, wait, "");

@@ -29,8 +29,8 @@ pub(super) struct Watch {
     gone: Vec<String>,
     /// Still to be looked at in this round, last first.
     round: Vec<Arc<str>>,
-    /// It knows all there was in the first round.
-    caught_up: bool,
+    /// It was not told yet that it knows all there is.
+    owes: bool,
 }
 
 impl Watch {
@@ -46,7 +46,7 @@ impl Watch {
             told: HashMap::new(),
             gone: Vec::new(),
             round: Vec::new(),
-            caught_up: false,
+            owes: true,
         }
     }
 
@@ -66,9 +66,8 @@ impl Watch {
                 message.deleted.reverse();
             }
             message.complete = self.round.is_empty() && self.gone.is_empty();
-            let catches_up = message.complete && !self.caught_up;
-            self.caught_up |= catches_up;
-            if !message.bulkheads.is_empty() || !message.deleted.is_empty() || catches_up {
+            if !message.bulkheads.is_empty() || !message.deleted.is_empty() || (message.complete && self.owes) {
+                self.owes = !message.complete;
                 return message;
             }
             tokio::task::yield_now().await;
@@ -99,5 +98,32 @@ impl Watch {
                 message.bulkheads.push(view.into());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_core::{Draft, Settings};
+
+    use super::*;
+    use crate::admission::Change;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deletion_is_told_to_the_end() {
+        let admission = Arc::new(Admission::default());
+        for name in ["a", "b"] {
+            let settings = Settings::try_from(Draft { limit: Some(1), ..Draft::default() }).unwrap();
+            admission.create(&Change::default(), name, settings).unwrap();
+        }
+        let mut watch = Watch::new(admission.clone(), Vec::new(), Duration::from_secs(1));
+        let first = watch.next().await;
+        assert_eq!((first.bulkheads.len(), first.complete), (2, true));
+        admission.delete(&Change::default(), "b", false).unwrap();
+        let gone = watch.next().await;
+        assert_eq!((gone.deleted, gone.complete), (vec!["b".into()], false));
+        let rest = watch.next().await;
+        assert!(rest.bulkheads.is_empty() && rest.complete, "nothing else has changed, and that is told");
+        // And no more than that.
+        assert!(tokio::time::timeout(Duration::from_mins(1), watch.next()).await.is_err());
     }
 }

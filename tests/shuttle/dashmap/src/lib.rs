@@ -52,14 +52,34 @@ impl<K, V> Deref for RefMulti<K, V> {
     }
 }
 
+impl<K: Ord, V> DashMap<K, V> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<K, V>> {
+        self.0.lock().unwrap()
+    }
+
+    /// As much as it has: a map of the shim gives back by itself.
+    pub fn capacity(&self) -> usize {
+        self.len()
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Does nothing.
+    pub fn shrink_to_fit(&self) {}
+}
+
 impl<K: Ord + Clone, V> DashMap<K, V> {
     /// An empty one.
     pub fn new() -> Self {
         Self(Mutex::new(BTreeMap::new()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<K, V>> {
-        self.0.lock().unwrap()
     }
 
     /// The value of a key.

@@ -168,3 +168,47 @@ fn of_two_changes_with_one_etag_one_is_made() {
         refill(&admission);
     });
 }
+
+#[test]
+fn what_the_file_names_again_is_there_though_its_last_lease_is_released() {
+    check(|| {
+        let admission = Arc::new(Admission::default());
+        let plan = |limit: Option<u32>| {
+            let bulkheads = limit.map(|limit| ("db".into(), settings(limit))).into_iter().collect();
+            Plan { bulkheads, ..Plan::default() }
+        };
+        admission.reload(plan(Some(1))).unwrap();
+        let held = try_acquire(&admission).unwrap();
+        admission.reload(plan(None)).unwrap();
+        let releaser = admission.clone();
+        let releaser = thread::spawn(move || releaser.release(&held.lease_id));
+        admission.reload(plan(Some(2))).unwrap();
+        releaser.join().unwrap();
+        let view = admission.bulkhead("db").unwrap();
+        assert_eq!((view.deleting, view.status.limit), (false, 2));
+        refill(&admission);
+    });
+}
+
+#[test]
+fn what_is_reported_while_a_cooldown_is_cleared_holds() {
+    check(|| {
+        let admission = admission(1);
+        admission.report("db", Duration::from_mins(1), "").unwrap();
+        let waiter = waits(&admission);
+        while admission.bulkhead("db").unwrap().status.queued == 0 {
+            thread::yield_now();
+        }
+        let operator = admission.clone();
+        let operator = thread::spawn(move || operator.clear_cooldown(&Change::default(), "db"));
+        admission.report("db", Duration::from_mins(2), "").unwrap();
+        let at_report = admission.bulkhead("db").unwrap().status.running;
+        operator.join().unwrap();
+        let cools = !admission.cooldowns(None, 1).is_empty();
+        let after = admission.bulkhead("db").unwrap().status.running;
+        assert!(!cools || at_report == after, "granted after the report was answered");
+        admission.clear_cooldown(&Change::default(), "db");
+        release(&admission, &waiter.join().unwrap().unwrap());
+        refill(&admission);
+    });
+}
