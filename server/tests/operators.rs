@@ -194,3 +194,27 @@ async fn a_change_that_is_only_validated_is_told_as_it_would_be() {
     let told = admission.would_configure(&change, "db", opens).map(drop);
     assert_eq!(told, admission.configure(&change, "db", opens).map(drop));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_the_file_says_of_all_bulkheads_undoes_no_deletion() {
+    let admission = Admission::default();
+    let plan = |max_retry_hint: Option<Duration>| {
+        let mut settings = ServerSettings::default();
+        settings.max_retry_hint = max_retry_hint.unwrap_or(settings.max_retry_hint);
+        let of = Draft { limit: Some(2), max_retry_hint: Some(settings.max_retry_hint), ..Draft::default() };
+        let bulkheads = ["there", "drains", "gone"].map(|name| (name.into(), of.clone().try_into().unwrap())).into();
+        Plan { settings, bulkheads, ..Plan::default() }
+    };
+    admission.reload(plan(None)).unwrap();
+    let mut held = ask(&admission, None);
+    held.bulkhead = "drains".into();
+    admission.acquire(held).await.unwrap();
+    for name in ["drains", "gone"] {
+        admission.delete(&Change::default(), name, true).unwrap();
+    }
+    let shorter = Duration::from_secs(30);
+    assert_eq!(admission.reload(plan(Some(shorter))), Ok(1));
+    assert_eq!(admission.bulkhead("there").unwrap().settings.max_retry_hint(), shorter);
+    assert!(admission.bulkhead("drains").unwrap().deleting);
+    admission.bulkhead("gone").unwrap_err();
+}

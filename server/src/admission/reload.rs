@@ -45,8 +45,12 @@ impl Admission {
         let mut plan = Plan { settings: last.settings.reloaded(&plan.settings), ..plan };
         let before: HashMap<&str, &Settings> = last.bulkheads.iter().map(|(name, of)| (&name[..], of)).collect();
         let wanted: HashSet<&str> = plan.bulkheads.iter().map(|(name, _)| &name[..]).collect();
-        let differs = |(name, new): &&(String, Settings)| before.get(&name[..]) != Some(&new);
+        // What it says of all of them alone is nothing new about one: an operator's deletion stays.
+        let differs = |(name, new): &&(String, Settings)| {
+            before.get(&name[..]).is_none_or(|old| plan.settings.apply((*old).clone()) != *new)
+        };
         let different: Vec<_> = plan.bulkheads.iter().filter(differs).collect();
+        let rewritten: HashSet<&str> = different.iter().map(|(name, _)| &name[..]).collect();
         let absent: HashSet<&str> =
             different.iter().map(|(name, _)| &name[..]).filter(|name| self.find_exact(name).is_none()).collect();
         // From here on nothing can fail.
@@ -80,7 +84,7 @@ impl Admission {
             changed += usize::from(self.retire(name));
         }
         let cells: Vec<Arc<Cell>> = self.incarnations.iter().map(|cell| cell.clone()).collect();
-        for cell in cells.iter().filter(|cell| !wanted.contains(&*cell.name)) {
+        for cell in cells.iter().filter(|cell| !rewritten.contains(&*cell.name)) {
             changed += usize::from(self.follow_template(cell) || self.follow_server(cell, &plan.settings));
         }
         plan.bulkheads.retain(|(name, _)| !missed.contains(name));
@@ -135,7 +139,7 @@ impl Admission {
         new.settings != old.settings && self.rewrite(cell, &mut state, now, Some(&old.settings), &new.settings)
     }
 
-    /// A bulkhead that the configuration does not name takes what it says of all of them.
+    /// A bulkhead of which the configuration says nothing new takes what it says of all of them.
     pub(super) fn follow_server(&self, cell: &Arc<Cell>, settings: &ServerSettings) -> bool {
         let (mut state, now) = self.enter(cell);
         let old = state.bulkhead.settings().clone();
