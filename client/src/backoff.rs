@@ -88,7 +88,7 @@ impl Backoff {
                         let share = if share.is_nan() { 0.0 } else { share.clamp(0.0, 1.0) };
                         let spread = plain.mul_f64(1.0 - share + 2.0 * share * random);
                         // Capped after the jitter, or the cap would be no cap.
-                        whole_millis(spread.min(*cap))
+                        whole_millis(spread).min(*cap)
                     }
                 }
             }
@@ -161,6 +161,9 @@ mod tests {
 
     #[test]
     fn odd_numbers_do_no_harm() {
+        // Also where rounding would go beyond it.
+        let cap = Duration::from_micros(1_000_600);
+        assert_eq!(Backoff::exponential(cap, cap, Jitter::Within(0.2)).delay(1, 1.0), cap);
         for jitter in [Jitter::None, Jitter::Full, Jitter::Within(1.0)] {
             let backoff = Backoff::exponential(Duration::MAX, Duration::MAX, jitter);
             assert!(backoff.delay(u32::MAX, f64::NAN) >= LONGEST);

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use opentelemetry::propagation::Injector;
 use parking_lot::Mutex;
+use tidegate_core::MAX_CEILING;
 use tonic::metadata::{MetadataKey, MetadataMap};
 use tonic::transport::Endpoint;
 use tonic::{Request, Status};
@@ -240,8 +241,11 @@ impl ClientBuilder {
             let allowed = format!("at most {LONGEST_HOLDER} bytes, not {}", self.holder.len());
             return Err(Error::Invalid { field: "holder", allowed });
         }
-        if self.fallback == Fallback::Local(0) {
-            return Err(Error::Invalid { field: "fallback", allowed: "a limit of at least 1, or Closed".into() });
+        if let Fallback::Local(limit) = self.fallback
+            && !(1..=MAX_CEILING).contains(&limit)
+        {
+            let allowed = format!("a limit of 1 to {MAX_CEILING}, or Closed, not {limit}");
+            return Err(Error::Invalid { field: "fallback", allowed });
         }
         let mut endpoints = Vec::new();
         for text in &self.endpoints {
@@ -287,6 +291,13 @@ fn endpoint(
     }
 }
 
+/// Runs what is the application's own also on the client's thread, which renews every lease and must go on.
+fn guarded(what: &str, run: impl FnOnce()) {
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err() {
+        tracing::error!("{what} panicked: the request goes without it");
+    }
+}
+
 /// What was decided about a client, and what it has done.
 pub(crate) struct Config {
     /// The endpoints as they were written, for messages.
@@ -305,14 +316,12 @@ impl Config {
     pub(crate) fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         if let Some(hook) = &self.metadata {
-            // It also runs on the client's own thread, which renews every lease.
-            let run = std::panic::AssertUnwindSafe(|| hook(request.metadata_mut()));
-            if std::panic::catch_unwind(run).is_err() {
-                tracing::error!("the hook for metadata panicked: the request goes without it");
-            }
+            guarded("the hook for metadata", || hook(request.metadata_mut()));
         }
-        opentelemetry::global::get_text_map_propagator(|propagator| {
-            propagator.inject_context(&tracing::Span::current().context(), &mut Carrier(request.metadata_mut()));
+        guarded("the propagator of OpenTelemetry", || {
+            opentelemetry::global::get_text_map_propagator(|propagator| {
+                propagator.inject_context(&tracing::Span::current().context(), &mut Carrier(request.metadata_mut()));
+            });
         });
         request
     }

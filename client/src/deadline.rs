@@ -5,6 +5,8 @@
 
 use std::time::{Duration, Instant};
 
+use tidegate_core::MAX_LEASE_TTL;
+
 /// The least that is taken off a ttl.
 const LEAST_MARGIN: Duration = Duration::from_millis(50);
 /// The least by which the ttl of a lease that nobody renews must exceed the time-out of its work.
@@ -23,6 +25,8 @@ pub(crate) fn granted(sent: Instant, answered: Instant, waited: Duration, ttl: D
 
 /// Until when a renewed lease may be trusted, `sent` being when the batch was sent that this answer is for.
 pub(crate) fn renewed(sent: Instant, ttl: Duration) -> Instant {
+    // A longer one is none of ours, and no clock must overflow.
+    let ttl = ttl.min(MAX_LEASE_TTL);
     sent + ttl.saturating_sub(margin(ttl))
 }
 

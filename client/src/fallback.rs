@@ -21,26 +21,72 @@ pub enum Fallback {
     Open,
 }
 
-/// Whether a client falls back now.
+/// A sign of silence that is older than this was of another silence.
+const STALE: Duration = Duration::from_mins(1);
+
+/// Whether a client falls back now, and since when it has heard nothing.
 #[derive(Debug)]
 pub(crate) struct Standing {
     kind: Fallback,
     /// The longest it may last at a stretch.
     longest: Duration,
-    is_on: AtomicBool,
-    since: Mutex<Option<Instant>>,
+    /// There is something in `trouble`: while all is well nobody locks it.
+    is_troubled: AtomicBool,
+    trouble: Mutex<Trouble>,
+}
+
+#[derive(Debug, Default)]
+struct Trouble {
+    silence: Option<Silence>,
+    /// When work began to go on without the server.
+    fell_back: Option<Instant>,
     /// Its time was over, and that was told.
-    is_over: AtomicBool,
+    is_over: bool,
+}
+
+/// No answer, from the first sign of that to the latest.
+#[derive(Debug)]
+struct Silence {
+    since: Instant,
+    latest: Instant,
 }
 
 impl Standing {
     pub(crate) fn new(kind: Fallback, longest: Duration) -> Self {
-        Self { kind, longest, is_on: AtomicBool::new(false), since: Mutex::new(None), is_over: AtomicBool::new(false) }
+        Self { kind, longest, is_troubled: AtomicBool::new(false), trouble: Mutex::default() }
+    }
+
+    /// A sign of silence: a call found no connection, or lost it, or was told that this server or this moment is the
+    /// wrong one, or its answer is overdue `since` then. Answers since when there was nothing but such signs.
+    pub(crate) fn silent(&self, since: Instant, now: Instant) -> Instant {
+        let mut trouble = self.trouble.lock();
+        self.is_troubled.store(true, Ordering::Relaxed);
+        let is_stale = |silence: &Silence| now.saturating_duration_since(silence.latest) > STALE;
+        if trouble.silence.as_ref().is_none_or(is_stale) {
+            trouble.silence = Some(Silence { since, latest: now });
+        }
+        trouble.silence.as_mut().map_or(since, |silence| {
+            silence.latest = now;
+            silence.since
+        })
+    }
+
+    /// A new connection has answered.
+    pub(crate) fn heard(&self) {
+        if self.is_troubled.load(Ordering::Relaxed) {
+            self.trouble.lock().silence = None;
+        }
+    }
+
+    /// Whether there was nothing but signs of silence for so long.
+    pub(crate) fn is_silent_for(&self, grace: Duration, now: Instant) -> bool {
+        let silence = &self.trouble.lock().silence;
+        silence.as_ref().is_some_and(|silence| now.saturating_duration_since(silence.since) >= grace)
     }
 
     /// Whether it has begun, so that there is no use in being patient again.
     pub(crate) fn is_on(&self) -> bool {
-        self.is_on.load(Ordering::Relaxed)
+        self.is_troubled.load(Ordering::Relaxed) && self.trouble.lock().fell_back.is_some()
     }
 
     /// No answer came. How work goes on; `Closed` when it must not, or no longer.
@@ -48,18 +94,18 @@ impl Standing {
         if self.kind == Fallback::Closed {
             return Fallback::Closed;
         }
-        let mut since = self.since.lock();
-        let start = *since.get_or_insert_with(|| {
+        let mut trouble = self.trouble.lock();
+        self.is_troubled.store(true, Ordering::Relaxed);
+        let start = *trouble.fell_back.get_or_insert_with(|| {
             tracing::warn!(fallback = ?self.kind, longest = ?self.longest, "no answer of the server's: falling back");
             counters.count(|counts| &counts.fallbacks);
             now
         });
-        self.is_on.store(true, Ordering::Relaxed);
         if now.saturating_duration_since(start) < self.longest {
             counters.count(|counts| &counts.fallback_grants);
             self.kind
         } else {
-            if !self.is_over.swap(true, Ordering::Relaxed) {
+            if !std::mem::replace(&mut trouble.is_over, true) {
                 tracing::warn!(longest = ?self.longest, "the fallback has lasted as long as it may: work is refused");
             }
             Fallback::Closed
@@ -68,15 +114,18 @@ impl Standing {
 
     /// Whether work goes on without the server now.
     pub(crate) fn carries(&self) -> bool {
-        self.is_on() && !self.is_over.load(Ordering::Relaxed)
+        let trouble = self.trouble.lock();
+        trouble.fell_back.is_some() && !trouble.is_over
     }
 
     /// An answer of the server's came.
     pub(crate) fn end(&self, now: Instant) {
-        self.is_over.store(false, Ordering::Relaxed);
-        if self.is_on.swap(false, Ordering::Relaxed)
-            && let Some(start) = self.since.lock().take()
-        {
+        if !self.is_troubled.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut trouble = self.trouble.lock();
+        self.is_troubled.store(false, Ordering::Relaxed);
+        if let Some(start) = std::mem::take(&mut *trouble).fell_back {
             tracing::info!(lasted = ?now.saturating_duration_since(start), "the server answers: no longer falling back");
         }
     }
@@ -110,5 +159,26 @@ mod tests {
         let standing = Standing::new(Fallback::Closed, Duration::from_mins(1));
         assert_eq!(standing.begin(crate::keeper::now(), &counters), Fallback::Closed);
         assert_eq!((standing.is_on(), counters.read().fallbacks), (false, 0));
+    }
+
+    #[test]
+    fn a_silence_is_one_until_an_answer_a_connection_or_a_minute_without_a_sign_of_it() {
+        let start = crate::keeper::now();
+        let standing = Standing::new(Fallback::Open, Duration::from_mins(1));
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let grace = Duration::from_secs(3);
+        let sign = |seconds| standing.silent(at(seconds), at(seconds));
+        assert_eq!([0, 1, 2].map(sign), [at(0); 3]);
+        assert!(!standing.is_silent_for(grace, at(2)) && standing.is_silent_for(grace, at(3)));
+        standing.heard();
+        assert!(!standing.is_silent_for(grace, at(3)));
+        assert_eq!(sign(4), at(4));
+        standing.end(at(5));
+        assert_eq!(sign(6), at(6));
+        // Signs that are a minute apart are of one silence, and no more than that.
+        assert_eq!([66, 127].map(sign), [at(6), at(127)]);
+        // An answer was overdue for longer.
+        standing.end(at(127));
+        assert_eq!(standing.silent(at(120), at(128)), at(120));
     }
 }

@@ -4,7 +4,7 @@
 //! A busy application does not starve renewals, and a permit that is dropped in a stopping runtime is given back. The
 //! thread ends when nobody holds the client, a bulkhead or a permit any more, after it has done what it was told.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -113,21 +113,29 @@ impl Keeper {
 
     /// A place for a wait: on the first line while it has one, then on the second; beyond that, when one comes free.
     pub(crate) async fn place(&self) -> Place {
+        let free = || self.lines.iter().find_map(Line::place);
+        if let Some(place) = free() {
+            return place;
+        }
         loop {
-            if let Some(place) = self.lines.iter().find_map(Line::place) {
+            // From here on whoever leaves is noticed, so that the look comes after it.
+            let (mut first, mut second) = (pin!(self.lines[0].left()), pin!(self.lines[1].left()));
+            first.as_mut().enable();
+            second.as_mut().enable();
+            if let Some(place) = free() {
                 return place;
             }
             tokio::select! {
-                () = self.lines[0].left() => {}
-                () = self.lines[1].left() => {}
+                () = first => {}
+                () = second => {}
             }
         }
     }
 
     /// Looks after a new lease.
     pub(crate) fn hold(&self, lease: Arc<Lease>) {
-        let first = lease.granted().renew_interval.unwrap_or_default() + SETTLE;
-        let is_urgent = lease.deadline() <= now() + first;
+        let first = lease.granted().renew_interval.unwrap_or_default().saturating_mul(2).saturating_add(SETTLE);
+        let is_urgent = lease.deadline().saturating_duration_since(now()) <= first;
         let mut leases = self.granted.leases.lock();
         leases.push(lease);
         // Told when it is there to be found.

@@ -20,6 +20,7 @@ use tidegate_proto::v1;
 use tidegate_proto::v1::admission_service_client::AdmissionServiceClient;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::futures::Notified;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard, WaitForCancellationFutureOwned};
@@ -29,7 +30,6 @@ use tonic::transport::{Channel, Endpoint};
 use crate::backoff::{Backoff, Jitter};
 use crate::client::Config;
 use crate::error::Error;
-use crate::keeper::now;
 use crate::refusal::refusal;
 
 /// The most waits on one connection: the server's default of 256 streams, less a reserve for renewals and releases.
@@ -62,7 +62,7 @@ pub(crate) struct Line {
 /// How a line stands.
 #[derive(Clone, Debug)]
 pub(crate) enum State {
-    /// Not yet, or no longer; the failure of the latest attempt, if one has failed since it was up.
+    /// Not yet, or no longer; the failure of the latest attempt, if one has failed since it was up, or that it was silent.
     Down(Option<Error>),
     /// Calls can be made.
     Up(Session),
@@ -72,8 +72,6 @@ pub(crate) enum State {
 #[derive(Clone, Debug)]
 pub(crate) struct Session {
     pub(crate) stub: Stub,
-    /// When it was known to answer.
-    pub(crate) answered: Instant,
     /// Ends the connection.
     cut: CancellationToken,
 }
@@ -118,9 +116,11 @@ impl Line {
         }
     }
 
-    /// A call had no answer in its time: the connection is asked for a sign of life now.
+    /// A call had no answer in its time: the connection, if there is one, is asked for a sign of life now.
     pub(crate) fn doubt(&self) {
-        self.doubted.notify_one();
+        if self.session().is_some() {
+            self.doubted.notify_one();
+        }
     }
 
     /// A place for a wait, if there is one.
@@ -132,8 +132,8 @@ impl Line {
     }
 
     /// Completes when a wait has left, perhaps.
-    pub(crate) async fn left(&self) {
-        self.left.notified().await;
+    pub(crate) fn left(&self) -> Notified<'_> {
+        self.left.notified()
     }
 
     pub(crate) fn call(&self) -> Call<'_> {
@@ -189,10 +189,13 @@ impl Line {
             match Opened::connect(endpoint, socket, &config).await {
                 Ok(opened) => {
                     failures = 0;
+                    config.fallback.heard();
                     self.state.send_replace(State::Up(opened.session.clone()));
                     tracing::debug!(endpoint = %endpoint.uri(), "connected");
                     self.watch_over(&opened, &config).await;
-                    self.state.send_replace(State::Down(None));
+                    // Cut, it was silent; else it may just have come of age.
+                    let problem = opened.session.cut.is_cancelled().then(|| config.silent());
+                    self.state.send_replace(State::Down(problem));
                     config.counters.count(|counts| &counts.connections_lost);
                     sockets.retire(opened);
                 }
@@ -313,7 +316,7 @@ impl Opened {
         let late = || config.no_answer(&io::Error::new(io::ErrorKind::TimedOut, format!("silent for {PROMPT:?}")));
         let stub = timeout(PROMPT, opening).await.map_err(|_| late())??;
         failed.disarm();
-        Ok(Self { session: Session { stub, answered: now(), cut }, closed, retired })
+        Ok(Self { session: Session { stub, cut }, closed, retired })
     }
 }
 

@@ -147,7 +147,7 @@ impl Permit {
     }
 
     /// The same without the permit; `None` for one that is never lost.
-    pub(crate) fn loss(&self) -> Option<impl Future<Output = Error> + Send + 'static> {
+    pub(crate) fn loss(&self) -> Option<impl Future<Output = Error> + Send + Sync + 'static> {
         let Some(Source::Remote(_, lease, bulkhead)) = &self.source else { return None };
         let (lease, bulkhead) = (lease.clone(), bulkhead.to_string());
         Some(async move { Error::Lost { bulkhead, loss: lease.lost().await } })

@@ -1,7 +1,8 @@
 //! Gives leases back and withdraws requests, on the client's own thread and for as long as it takes.
 //!
 //! A fixed number of tasks takes what is to be released, first come, first served. So a Release needs no task of its own,
-//! and a flood of them leaves room on the connection for renewals.
+//! and a flood of them leaves room on the connection for renewals. A permit is given back before a request is withdrawn: the
+//! one is held, the other perhaps.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -30,7 +31,8 @@ const AGAIN: Backoff = Backoff::exponential(Duration::from_millis(50), Duration:
 /// Where to hand in what is to be released.
 #[derive(Debug)]
 pub(crate) struct Releases {
-    queue: mpsc::UnboundedSender<Job>,
+    leases: mpsc::UnboundedSender<Job>,
+    requests: mpsc::UnboundedSender<Job>,
     open: Open,
 }
 
@@ -72,7 +74,10 @@ impl Open {
 
 /// What was handed in and not taken yet.
 #[derive(Debug)]
-pub(crate) struct Jobs(mpsc::UnboundedReceiver<Job>);
+pub(crate) struct Jobs {
+    leases: mpsc::UnboundedReceiver<Job>,
+    requests: mpsc::UnboundedReceiver<Job>,
+}
 
 #[derive(Debug)]
 struct Job {
@@ -86,8 +91,9 @@ struct Job {
 
 impl Releases {
     pub(crate) fn new() -> (Self, Jobs) {
-        let (queue, jobs) = mpsc::unbounded_channel();
-        (Self { queue, open: Open::new() }, Jobs(jobs))
+        let (lease, request) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+        let jobs = Jobs { leases: lease.1, requests: request.1 };
+        (Self { leases: lease.0, requests: request.0, open: Open::new() }, jobs)
     }
 
     /// Releases, and tries it until then; answers where to wait for that, if `wanted`.
@@ -98,8 +104,9 @@ impl Releases {
         } else {
             (None, None)
         };
+        let queue = if request.lease_id.is_empty() { &self.requests } else { &self.leases };
         // The thread outlives this handle.
-        let _ = self.queue.send(Job { request, until, answer, _open: self.open.token() });
+        let _ = queue.send(Job { request, until, answer, _open: self.open.token() });
         released
     }
 
@@ -110,14 +117,23 @@ impl Releases {
 }
 
 impl Jobs {
+    /// The next one; `None` when nobody hands in any more.
+    async fn next(&mut self) -> Option<Job> {
+        tokio::select! {
+            biased;
+            Some(job) = self.leases.recv() => Some(job),
+            job = self.requests.recv() => job,
+        }
+    }
+
     /// Starts the tasks that do them, on this runtime.
     pub(crate) fn work(self, config: &Arc<Config>, line: &Arc<Line>) {
-        let jobs = Arc::new(Mutex::new(self.0));
+        let jobs = Arc::new(Mutex::new(self));
         for _ in 0..MOST_RELEASES {
             let (jobs, config, line) = (jobs.clone(), config.clone(), line.clone());
             tokio::spawn(async move {
                 loop {
-                    let job = jobs.lock().await.recv().await;
+                    let job = jobs.lock().await.next().await;
                     let Some(Job { request, until, answer, _open }) = job else { return };
                     let released = release(&config, &line, request, until).await;
                     if let Some(answer) = answer {
@@ -161,6 +177,10 @@ async fn release(
 ) -> Result<v1::ReleaseState, Error> {
     let start = now();
     let mut failures = 0;
+    if start >= until {
+        // It waited for its turn until the lease had ended by itself.
+        return Err(config.silent());
+    }
     loop {
         let time_left = left(start, now(), until.saturating_duration_since(start));
         let problem = match timeout(time_left, line.up()).await {
@@ -172,8 +192,9 @@ async fn release(
                 match timeout(PROMPT, answer).await {
                     Ok(Ok(response)) => return Ok(response.into_inner().state()),
                     Ok(Err(status)) => match refusal(&status) {
-                        Some(refusal) if !is_passing(&refusal.reason) => return Err(refusal.into()),
-                        Some(refusal) => refusal.into(),
+                        // One that says when to come back was of the server's moment, and not of this Release.
+                        Some(refusal) if refusal.hint().is_some() || is_passing(&refusal.reason) => refusal.into(),
+                        Some(refusal) => return Err(refusal.into()),
                         None if status.code() == Code::Unimplemented => return Err(config.wrong_server("Release")),
                         None => config.unreachable(&status),
                     },
@@ -185,7 +206,8 @@ async fn release(
         if now() >= until {
             return Err(problem);
         }
-        tokio::time::sleep(AGAIN.delay(failures, rand::random())).await;
+        let hint = problem.hint().unwrap_or_default();
+        tokio::time::sleep(AGAIN.delay(failures, rand::random()).max(hint)).await;
     }
 }
 
@@ -211,5 +233,23 @@ mod tests {
         assert!(second.as_mut().now_or_never().is_some());
         assert!(open.done().now_or_never().is_some());
         assert!(open.0.lock().len() <= 2, "those that are over are forgotten");
+    }
+
+    #[tokio::test]
+    async fn permits_are_given_back_before_requests_are_withdrawn() {
+        let (releases, mut jobs) = Releases::new();
+        let hand_in = |lease_id: &str| {
+            let request = v1::ReleaseRequest { lease_id: lease_id.into(), ..Default::default() };
+            releases.start(request, now(), false);
+        };
+        for lease_id in ["", "a", "", "b"] {
+            hand_in(lease_id);
+        }
+        drop(releases);
+        let mut order = Vec::new();
+        while let Some(job) = jobs.next().await {
+            order.push(job.request.lease_id);
+        }
+        assert_eq!(order, ["a", "b", "", ""]);
     }
 }

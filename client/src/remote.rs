@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::fallback::Fallback;
 use crate::keeper::{Keeper, now};
 use crate::lease::{Granted, Lease, Loss};
-use crate::line::{MOST_WAITS, left};
+use crate::line::{Line, MOST_WAITS, Session, left};
 use crate::local::LocalBulkhead;
 use crate::permit::{Permit, Report};
 use crate::refusal::{Refusal, is_passing, refusal};
@@ -29,8 +29,8 @@ use crate::releases::Released;
 const AGAIN: Backoff = Backoff::exponential(Duration::from_millis(20), Duration::from_millis(500), Jitter::Full);
 /// Leases are renewed no more often, whatever the server says.
 const OFTENEST: Duration = Duration::from_millis(100);
-/// The longest time-out that is told to a server: more is as good as none.
-const LONGEST_TIMEOUT: Duration = Duration::from_hours(10_000);
+/// The longest span that is told to a server, or believed of one: more is as good as for ever, and clocks may overflow.
+const LONGEST: Duration = Duration::from_hours(10_000);
 /// The reason of a refusal by this client itself.
 const CROWDED: &str = "CLIENT_CAP_REACHED";
 /// The reason when what a request id was granted has ended.
@@ -107,15 +107,14 @@ impl Remote {
         // Pinned before it is wrapped: a future of kilobytes is not moved.
         let asking = pin!(self.ask(options));
         let asked = asking.instrument(span).await;
-        let is_patient = || left(start, now(), config.grace).is_zero() || config.fallback.is_on();
         match asked {
             // A caller's own impatience is no sign that the server is away. Whether it is will be known soon.
-            Err(Error::Unreachable { .. }) if self.was_impatient(options, start) => {
+            Err(Error::Unreachable { .. }) if !self.is_away() && self.keeper.line().problem().is_none() => {
                 self.keeper.line().doubt();
                 asked
             }
             Err(Error::Unreachable { .. }) => self.fall_back(options, start, asked).await,
-            Err(Error::Refused(ref refusal)) if is_passing(&refusal.reason) && is_patient() => {
+            Err(Error::Refused(ref refusal)) if is_passing(&refusal.reason) && self.is_away() => {
                 self.fall_back(options, start, asked).await
             }
             // Not for long yet, or by this client itself.
@@ -134,14 +133,11 @@ impl Remote {
         }
     }
 
-    /// Whether no answer came because the caller waited for none: for less than the patience with silence, or until its
-    /// time was over on a connection that is up. Once work goes on without the server, nobody is asked to wait.
-    fn was_impatient(&self, options: &Options, start: Instant) -> bool {
+    /// Whether the server was silent for as long as the patience with that lasts, whoever noticed it. Once work goes on
+    /// without the server, nobody is asked to wait.
+    fn is_away(&self) -> bool {
         let config = &self.keeper.config;
-        let line = self.keeper.line();
-        let is_early = !left(start, now(), config.grace).is_zero() && line.problem().is_none();
-        let is_over = options.timeout.is_some_and(|timeout| left(start, now(), timeout).is_zero());
-        !config.fallback.is_on() && (is_early || is_over && line.session().is_some())
+        config.fallback.is_on() || config.fallback.is_silent_for(config.grace, now())
     }
 
     /// Asks until an answer comes, the patience with silence is over, or the caller's time is.
@@ -156,8 +152,10 @@ impl Remote {
         // An earlier try may have been granted unheard.
         let mut is_unheard = false;
         let mut asking = Asking { remote: self, request_id: None };
-        let (mut silent_since, mut failures) = (start, 0);
+        let mut failures = 0;
         loop {
+            // Nothing yet: patience is whole.
+            let mut silent_since = None;
             let left_to_all = || options.timeout.map(|timeout| left(start, now(), timeout));
             let left_to_wait = || options.max_wait.map(|max_wait| left(start, now(), max_wait));
             let place = match options.max_wait {
@@ -170,13 +168,15 @@ impl Remote {
             };
             let line = place.as_ref().map_or(self.keeper.line(), |place| &place.0).clone();
             let call = place.is_none().then(|| line.call());
-            let patience = left(silent_since, now(), grace);
-            let patience = left_to_all().map_or(patience, |left| left.min(patience));
-            let problem = match wait(patience, line.up()).await {
-                None => line.problem().unwrap_or_else(|| config.silent()),
-                Some(session) => {
-                    // A new connection has answered, however soon it breaks again.
-                    silent_since = silent_since.max(session.answered);
+            let problem = match self.session(&line, grace, left_to_all()).await {
+                // As if the second line had no room.
+                Err(None) if left_to_wait().is_some_and(|left| left.is_zero()) => return Err(crowded()),
+                Err(None) => crowded(),
+                Err(since) => {
+                    silent_since = since;
+                    line.problem().unwrap_or_else(|| config.silent())
+                }
+                Ok(session) => {
                     asking.request_id.get_or_insert_with(|| request_id.clone());
                     let sent = now();
                     let request = self.request(options, &request_id, start, sent);
@@ -193,7 +193,12 @@ impl Remote {
                             asking.request_id = None;
                             return self.granted(options, sent, response.into_inner());
                         }
-                        None => return Err(config.silent()),
+                        None => {
+                            let answered_by = now().checked_sub(LATE).unwrap_or(sent);
+                            config.fallback.silent(answered_by, now());
+                            self.keeper.line().doubt();
+                            return Err(config.silent());
+                        }
                         Some(Err(status)) => match refusal(&status) {
                             // What an earlier try was granted has ended since; this one asks anew.
                             Some(refusal) if is_unheard && refusal.reason == SPENT => {
@@ -208,6 +213,7 @@ impl Remote {
                                 if !is_passing(&refusal.reason) {
                                     return Err(refusal.into());
                                 }
+                                silent_since = Some(config.fallback.silent(now(), now()));
                                 refusal.into()
                             }
                             None if status.code() == Code::Unimplemented => {
@@ -216,9 +222,9 @@ impl Remote {
                             }
                             None => {
                                 is_unheard = true;
-                                // It waited until the connection broke: the silence starts now.
-                                if left(sent, now(), grace).is_zero() {
-                                    silent_since = now();
+                                // Unless it was the caller's own time that was over.
+                                if left_to_all().is_none_or(|left| !left.is_zero()) {
+                                    silent_since = Some(config.fallback.silent(now(), now()));
                                 }
                                 config.unreachable(&status)
                             }
@@ -229,12 +235,29 @@ impl Remote {
             drop((call, place));
             failures += 1;
             let is_over = options.timeout.is_some_and(|timeout| left(start, now(), timeout).is_zero());
-            if is_over || left(silent_since, now(), grace).is_zero() {
+            if is_over || silent_since.is_some_and(|since| left(since, now(), grace).is_zero()) {
                 return Err(problem);
             }
             let delay = AGAIN.delay(failures, rand::random());
             tokio::time::sleep(left_to_all().map_or(delay, |left| left.min(delay))).await;
         }
+    }
+
+    /// A session of that line, within the patience that is left. Without one: since when the server is silent, or nothing
+    /// if it is only the second line that does not open.
+    async fn session(
+        &self,
+        line: &Line,
+        grace: Duration,
+        longest: Option<Duration>,
+    ) -> Result<Session, Option<Instant>> {
+        if let Some(session) = line.session() {
+            return Ok(session);
+        }
+        let is_up = self.keeper.line().session().is_some();
+        let silent_since = (!is_up).then(|| self.keeper.config.fallback.silent(now(), now()));
+        let patience = left(silent_since.unwrap_or_else(now), now(), grace);
+        wait(longest.map_or(patience, |longest| longest.min(patience)), line.up()).await.ok_or(silent_since)
     }
 
     fn request(
@@ -266,7 +289,7 @@ impl Remote {
             holder: self.keeper.config.holder.clone(),
         });
         if let Some(timeout) = options.timeout {
-            request.set_timeout(left(start, sent, timeout).min(LONGEST_TIMEOUT));
+            request.set_timeout(left(start, sent, timeout).min(LONGEST));
         }
         request
     }
@@ -368,7 +391,8 @@ fn check_unrenewed(ttl: Duration, work: Duration) -> Result<(), Error> {
 }
 
 fn span(field: Option<prost_types::Duration>) -> Duration {
-    field.and_then(|span| span.try_into().ok()).unwrap_or_default()
+    let span: Duration = field.and_then(|span| span.try_into().ok()).unwrap_or_default();
+    span.min(LONGEST)
 }
 
 /// What comes within that time. Zero still takes what is there already.

@@ -35,10 +35,13 @@ struct Batch {
 }
 
 impl Renewals {
-    /// A lease was granted: it is looked after until it is released or lost. One that was heard of so late that it could
-    /// be lost before its first renewal is renewed at once.
+    /// A lease was granted: it is looked after until it is released or lost. One that was heard of so late that its first
+    /// renewal would have little time left is renewed at once.
     pub(crate) fn hold(&mut self, now: Instant, lease: Arc<Lease>) {
-        let is_late = lease.granted().renew_interval.is_some_and(|interval| lease.deadline() <= now + interval);
+        let is_late = lease
+            .granted()
+            .renew_interval
+            .is_some_and(|interval| lease.deadline().saturating_duration_since(now) <= interval.saturating_mul(2));
         if is_late {
             self.calendar.entry(now).or_default().push(lease);
         } else {
@@ -306,6 +309,11 @@ mod tests {
         let asked = renewals.take_due(heard, true);
         renewals.answered(heard + Duration::from_millis(100), &answer(&asked[0], v1::RenewalState::Renewed));
         assert_eq!(lease.state(at(start, 16)), LeaseState::Held);
+        // So is one that would have little left after its first interval.
+        let mut renewals = Renewals::default();
+        let lease = self::lease(1, start);
+        renewals.hold(at(start, 5), lease);
+        assert_eq!(renewals.next(), Some(at(start, 5)));
     }
 
     #[test]

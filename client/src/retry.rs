@@ -234,7 +234,9 @@ impl<E> Retry<E> {
     /// The delay before the next attempt, if there is one. What the guarded thing or the server said is a floor.
     fn delay(&self, verdict: Verdict, retries: u32) -> Option<Duration> {
         let floor = verdict.floor().filter(|_| retries < self.retries)?;
-        Some(self.backoff.delay(retries + 1, self.random.lock().random()).max(floor))
+        // Not while a function of the caller's runs.
+        let random = self.random.lock().random();
+        Some(self.backoff.delay(retries + 1, random).max(floor))
     }
 
     fn spent(&self, start: Instant, delay: Duration, last: Option<E>) -> RetryError<E> {

@@ -372,3 +372,119 @@ async fn an_operators_revocation_is_told_at_once() {
     }
     drain_and_refill(&server, "db").await;
 }
+
+/// A client that works without its server after a second of silence.
+async fn open_after_a_second(address: SocketAddr) -> Client {
+    let builder = Client::builder(format!("http://{address}")).grace(SECOND);
+    builder.fallback(Fallback::Open, Duration::from_mins(1)).connect().await.unwrap()
+}
+
+/// How long it took from now until work goes on without a permit.
+async fn falls_back(db: &Bulkhead) -> Duration {
+    let start = Instant::now();
+    while db.acquire().await.is_err() {
+        assert!(start.elapsed() < BACK, "it never falls back");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    start.elapsed()
+}
+
+#[tokio::test]
+async fn what_impatient_callers_meet_adds_up_to_a_fallback() {
+    // A second of grace and a call; before that, at the latest, a probe that has a second, too.
+    in_time(5 * SECOND, async || {
+        let server = Server::start("[server]\ndrain_grace='1m'\n[[bulkhead]]\nname='db'\nlimit=1\nlease_ttl='1m'\n");
+        let _held = server.client().await.take("db").await;
+        let client = open_after_a_second(server.admission_address()).await;
+        server.ask_to_end();
+        server.until_logged("draining", 1).await;
+        let draining = falls_back(&client.bulkhead("db").with_timeout(SECOND / 5)).await;
+        assert!(draining >= SECOND, "{draining:?}");
+        assert_eq!(client.counts().fallbacks, 1);
+
+        let server = Server::start(SHORT);
+        let _held = server.client().await.take("db").await;
+        let proxy = Proxy::start(server.admission_address()).await;
+        let client = open_after_a_second(proxy.address()).await;
+        proxy.set(Faults::BLACK_HOLE);
+        draining.max(falls_back(&client.bulkhead("db").with_timeout(SECOND / 5)).await)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_overdue_answer_has_the_connection_asked_for_a_sign_of_life() {
+    in_time(4 * SECOND, async || {
+        let server = Server::start(SHORT);
+        let proxy = Proxy::start(server.admission_address()).await;
+        let client = open_after_a_second(proxy.address()).await;
+        let db = client.bulkhead("db");
+        proxy.set(Faults::BLACK_HOLE);
+        falls_back(&db.with_max_wait(Duration::ZERO)).await;
+        // Nobody waits any more, also if nothing bounds the wait.
+        let start = Instant::now();
+        drop(db.acquire().await.unwrap());
+        start.elapsed()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn one_who_waited_long_has_patience_with_a_drain() {
+    let server = Server::start("[server]\ndrain_grace='1m'\n[[bulkhead]]\nname='db'\nlimit=1\nlease_ttl='1m'\n");
+    let _held = server.client().await.take("db").await;
+    let client = open_after_a_second(server.admission_address()).await;
+    let db = client.bulkhead("db");
+    let waiting = tokio::spawn(async move { db.acquire().await });
+    server.until("db", |now| now.queued == 1).await;
+    tokio::time::sleep(3 * SECOND / 2).await;
+    let start = Instant::now();
+    server.ask_to_end();
+    drop(waiting.await.unwrap().unwrap());
+    assert!(start.elapsed() >= SECOND, "after {:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn a_reconnect_of_a_crowded_client_starts_no_fallback() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_queued=1000\nmax_wait='60s'\nlease_ttl='1m'\n");
+    let _held = server.client().await.take("db").await;
+    let proxy = Proxy::start(server.admission_address()).await;
+    let client = open_after_a_second(proxy.address()).await;
+    // As many as may wait, and some for whom there is no place.
+    let waits: Vec<_> = (0..420)
+        .map(|_| {
+            let db = client.bulkhead("db");
+            tokio::spawn(async move { db.acquire().await })
+        })
+        .collect();
+    server.until("db", |now| now.queued == 400).await;
+    tokio::time::sleep(3 * SECOND / 2).await;
+    let waited = server.status("db").await.waited;
+    proxy.reset();
+    server.until("db", |now| now.queued == 400 && now.waited >= waited + 400).await;
+    assert!(waits.iter().all(|wait| !wait.is_finished()));
+    assert_eq!(client.counts().fallbacks, 0);
+}
+
+#[tokio::test]
+async fn a_second_connection_that_cannot_be_had_starts_no_fallback() {
+    let config = "[server]\nmax_connections_per_address=2\n[[bulkhead]]\nname='db'\nlimit=1\nmax_queued=1000\nmax_wait='60s'\nlease_ttl='1m'\n";
+    let server = Server::start(config);
+    // This one and the client's first are all there may be.
+    let holder = server.client().await;
+    let _held = holder.take("db").await;
+    let client = open_after_a_second(server.admission_address()).await;
+    let waits: Vec<_> = (0..200)
+        .map(|_| {
+            let db = client.bulkhead("db");
+            tokio::spawn(async move { db.acquire().await })
+        })
+        .collect();
+    server.until("db", |now| now.queued == 200).await;
+    let start = Instant::now();
+    let error = client.bulkhead("db").with_max_wait(3 * SECOND).acquire().await.unwrap_err();
+    assert_eq!(error.reason(), "CLIENT_CAP_REACHED");
+    assert!(start.elapsed() >= 3 * SECOND);
+    assert!(waits.iter().all(|wait| !wait.is_finished()));
+    assert_eq!(client.counts().fallbacks, 0);
+}

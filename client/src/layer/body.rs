@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::{BoxError, BoxFuture, report_grpc, status};
+use super::{BoxError, report_grpc, status};
 use crate::error::Error;
 use crate::permit::Permit;
 
@@ -18,7 +18,7 @@ pin_project! {
         // In this order: the body is gone before the permit goes.
         #[pin]
         body: Option<B>,
-        loss: Option<BoxFuture<'static, Error>>,
+        loss: Option<Pin<Box<dyn Future<Output = Error> + Send + Sync>>>,
         permit: Option<Permit>,
         // Trailers tell how a call of gRPC's has ended.
         reports: bool,
@@ -33,7 +33,7 @@ impl<B: fmt::Debug> fmt::Debug for PermitBody<B> {
 
 impl<B> PermitBody<B> {
     pub(super) fn new(body: B, permit: Permit, reports: bool) -> Self {
-        let loss = permit.loss().map(|loss| Box::pin(loss) as BoxFuture<'static, Error>);
+        let loss = permit.loss().map(|loss| Box::pin(loss) as Pin<Box<dyn Future<Output = Error> + Send + Sync>>);
         Self { body: Some(body), loss, permit: Some(permit), reports }
     }
 }
