@@ -14,7 +14,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tidegate_client::layer::{ClientLayer, ServerLayer};
 use tidegate_client::testing::FakeServer;
-use tidegate_client::{Client, Draft, Error, LeaseState, Loss, Scope};
+use tidegate_client::{Client, Draft, Error, Fallback, LeaseState, Loss, Scope};
 use tokio::sync::oneshot;
 use tower::{Layer, ServiceExt};
 use tracing::Instrument;
@@ -184,4 +184,13 @@ async fn credentials_and_the_trace_context_are_sent_along() {
     let parent = metadata.get("traceparent").expect("W3C's header").to_str().unwrap();
     let parts: Vec<_> = parent.split('-').collect();
     assert!(parts.len() == 4 && parts[0] == "00" && parts[1].len() == 32 && parts[1].bytes().any(|byte| byte != b'0'));
+}
+
+#[test]
+fn a_fallback_that_no_bulkhead_can_be_fails_at_once() {
+    for limit in [0, 1_000_000_001] {
+        let builder = Client::builder("http://127.0.0.1:1").fallback(Fallback::Local(limit), 60 * SECOND);
+        let Err(Error::Invalid { field, allowed }) = builder.connect_lazy() else { panic!("{limit} is out of range") };
+        assert_eq!((field, allowed), ("fallback", format!("a limit of 1 to 1000000000, or Closed, not {limit}")));
+    }
 }
