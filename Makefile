@@ -80,7 +80,7 @@ soak: ## Run the tests in their largest sizes, for hours
 	TIDEGATE_TESTS=soak cargo test --release --workspace
 	$(MAKE) fuzz FUZZ_SECONDS=$(SOAK_FUZZ_SECONDS)
 
-figures: ## Measure the figures of README
+figures: ## Measure the figures of tests/LEDGER.md (needs h2load: nghttp2-client)
 	tests/figures.sh
 
 tools: ## Bring buf, gRPC for Python and its stubs into .tools/ (quick if there)

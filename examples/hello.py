@@ -1,7 +1,7 @@
 """Takes a permit, works for two seconds, gives it back. Usage: hello.py [holder [bulkhead]]"""
-import sys, time, uuid
+import pathlib, sys, time, uuid
 
-sys.path.insert(0, ".tools/stubs")
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / ".tools/stubs"))
 import grpc
 from tidegate.v1 import admission_pb2, admission_pb2_grpc
 
@@ -12,7 +12,9 @@ ask = admission_pb2.AcquireRequest(bulkhead=bulkhead, holder=holder, request_id=
 try:
     granted = tidegate.Acquire(ask, timeout=30)
 except grpc.RpcError as refused:
-    sys.exit(f"{holder}: {refused.code().name}: {refused.details()}")
+    told = dict(refused.trailing_metadata())
+    hint = f"; come back in {told['retry-after-ms']} ms" if "retry-after-ms" in told else ""
+    sys.exit(f"{holder}: {refused.code().name}: {refused.details()}{hint}")
 print(f"{holder}: runs, after waiting {granted.waited.ToMilliseconds()} ms")
 time.sleep(2)  # the work; longer than the ttl it would have to Renew meanwhile
 released = tidegate.Release(admission_pb2.ReleaseRequest(lease_id=granted.lease.lease_id))

@@ -17,11 +17,12 @@ async fn charge() -> &'static str {
 }
 
 /// The bulkhead that the environment says.
-async fn payments_api() -> Result<Bulkhead, tidegate_client::Error> {
+fn payments_api() -> Result<Bulkhead, tidegate_client::Error> {
     match std::env::var("TIDEGATE_ENDPOINT") {
         Ok(endpoint) => {
             let client = Client::builder(endpoint).holder("axum-example");
-            let client = client.fallback(Fallback::Local(1), Duration::from_mins(10)).connect().await?;
+            // Lazily: it also starts while its Tidegate is away.
+            let client = client.fallback(Fallback::Local(1), Duration::from_mins(10)).connect_lazy()?;
             Ok(client.bulkhead("payments-api"))
         }
         Err(_) => Ok(LocalBulkhead::new("payments-api", 2)?.into()),
@@ -30,7 +31,8 @@ async fn payments_api() -> Result<Bulkhead, tidegate_client::Error> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let payments = payments_api().await?.with_max_wait(Duration::from_millis(100));
+    tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+    let payments = payments_api()?.with_max_wait(Duration::from_millis(100));
     let app = Router::new().route("/charge", get(charge)).layer(ServerLayer::new(payments));
     let address = std::env::var("LISTEN").unwrap_or_else(|_| "127.0.0.1:8080".into());
     let listener = tokio::net::TcpListener::bind(address).await?;

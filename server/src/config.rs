@@ -167,6 +167,7 @@ impl Root {
                 given.entry(key.clone()).or_insert_with(|| value.clone());
             }
             let mut keys = Section::new(format!("{header} number {}", index + 1), given, &mut self.faults);
+            keys.header = source;
             let name: Option<String> = keys.given(name_key);
             match &name {
                 Some(name) => match check(name_key, name) {

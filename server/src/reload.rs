@@ -151,11 +151,15 @@ impl Told {
             warn!("different in [server] since the start, and in force only after the next: {}", waiting.join(", "));
         }
         self.applied += 1;
-        info!(changed, applied = self.applied, refused = self.refused, "configuration reloaded");
+        info!(changed, applied_so_far = self.applied, refused_so_far = self.refused, "configuration reloaded");
     }
 
     fn refuse(&mut self) {
         self.refused += 1;
-        error!(applied = self.applied, refused = self.refused, "the configuration is not reloaded; nothing is changed");
+        error!(
+            applied_so_far = self.applied,
+            refused_so_far = self.refused,
+            "the configuration is not reloaded; nothing is changed"
+        );
     }
 }

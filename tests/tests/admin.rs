@@ -466,8 +466,10 @@ async fn a_watch_tells_all_there_is_and_then_what_changes() {
     assert_eq!(names(&only.message().await.unwrap().unwrap()), ["c"]);
     let delete = v1::DeleteBulkheadRequest { name: "c".into(), ..Default::default() };
     admin.stub().delete_bulkhead(delete).await.unwrap();
-    assert_eq!(all.message().await.unwrap().unwrap().deleted, ["c"]);
-    assert_eq!(only.message().await.unwrap().unwrap().deleted, ["c"]);
+    for watch in [&mut all, &mut only] {
+        assert_eq!(watch.message().await.unwrap().unwrap().deleted, ["c"]);
+        assert!(watch.message().await.unwrap().unwrap().complete, "there is no more to tell");
+    }
     client.release(&lease.lease_id).await;
     assert_eq!(names(&all.message().await.unwrap().unwrap()), ["a"]);
     drain_and_refill(&server, "a").await;

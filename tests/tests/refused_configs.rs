@@ -74,12 +74,12 @@ const FILES: &[(&str, &str, usize, &str)] = &[
     ("+[defaults]\ndisplace='yes'\n", "[defaults] displace", 5, "true or false"),
     ("+[defaults]\nceiling=3\n", "[[bulkhead]] \"db\" limit", 3, "1 to 3, not 4"),
     // Bulkheads.
-    ("[[bulkhead]]\nlimit=4\n", "[[bulkhead]] number 1 name", 0, "given, 1 to 256 bytes"),
+    ("[[bulkhead]]\nlimit=4\n", "[[bulkhead]] number 1 name", 1, "given, 1 to 256 bytes"),
     ("[[bulkhead]]\nname=''\nlimit=4\n", "[[bulkhead]] number 1 name", 2, "1 to 256 bytes"),
     ("[[bulkhead]]\nname=\"a\\nb\"\nlimit=4\n", "[[bulkhead]] number 1 name", 2, "without control characters"),
     ("[[bulkhead]]\nname=7\nlimit=4\n", "[[bulkhead]] number 1 name", 2, "a text, not 7"),
     ("+[[bulkhead]]\nname='db'\nlimit=4\n", "[[bulkhead]] \"db\" name", 5, "must be there only once"),
-    ("[[bulkhead]]\nname='db'\n", "[[bulkhead]] \"db\" limit", 0, "given, 1 to 1000000000"),
+    ("[[bulkhead]]\nname='db'\n", "[[bulkhead]] \"db\" limit", 1, "given, 1 to 1000000000"),
     ("+limits=3\n", "[[bulkhead]] \"db\" limits", 4, "there are: name, limit"),
     ("+pattern='x*'\n", "[[bulkhead]] \"db\" pattern", 4, "there are: name, limit"),
     ("+listen='x'\n", "[[bulkhead]] \"db\" listen", 4, "there are: name, limit"),
@@ -101,7 +101,7 @@ const FILES: &[(&str, &str, usize, &str)] = &[
     ("+limit.now=3\n", "TOML", 4, "cannot be understood"),
     ("+ramp_step='1s'\n", "[[bulkhead]] \"db\" ramp_step", 4, "there are: name, limit"),
     // Templates.
-    ("[[template]]\nlimit=1\n", "[[template]] number 1 pattern", 0, "given, 1 to 256 bytes"),
+    ("[[template]]\nlimit=1\n", "[[template]] number 1 pattern", 1, "given, 1 to 256 bytes"),
     ("[[template]]\npattern='a*b'\nlimit=1\n", "[[template]] number 1 pattern", 2, "at most one *, at its end"),
     ("[[template]]\npattern='**'\nlimit=1\n", "[[template]] number 1 pattern", 2, "at most one *, at its end"),
     ("+[[template]]\npattern='x*'\nname='x'\nlimit=1\n", "[[template]] \"x*\" name", 6, "there are: pattern, limit"),
@@ -112,7 +112,7 @@ const FILES: &[(&str, &str, usize, &str)] = &[
         "only once",
     ),
     ("+[[template]]\npattern='db'\nlimit=1\n", "[[template]] \"db\" pattern", 5, "only once"),
-    ("[[template]]\npattern='x*'\n", "[[template]] \"x*\" limit", 0, "given, 1 to 1000000000"),
+    ("[[template]]\npattern='x*'\n", "[[template]] \"x*\" limit", 1, "given, 1 to 1000000000"),
 ];
 
 /// Ports that are taken: who gets so far as to bind one ends with 1.

@@ -121,10 +121,10 @@ async fn sighup_reads_again_what_no_watch_has_seen() {
     file.replace(&db(6, ""));
     server.hang_up();
     until_limit(&server, "db", 6).await;
-    server.until_logged("configuration reloaded changed=1 applied=1 refused=0", 1).await;
+    server.until_logged("configuration reloaded changed=1 applied_so_far=1 refused_so_far=0", 1).await;
     // Again, and nothing is different.
     server.hang_up();
-    server.until_logged("configuration reloaded changed=0 applied=2 refused=0", 1).await;
+    server.until_logged("configuration reloaded changed=0 applied_so_far=2 refused_so_far=0", 1).await;
     drain_and_refill(&server, "db").await;
 }
 
@@ -134,17 +134,19 @@ async fn a_bad_file_changes_nothing_and_is_told() {
     let server = Server::start_on(&file.path, &[]);
     let bad = bulkhead("new", 1, "") + &db(6, "") + &bulkhead("worse", 20, "max_wait='soon'");
     file.replace(&bad);
-    server.until_logged("the configuration is not reloaded; nothing is changed applied=0 refused=1", 1).await;
+    server
+        .until_logged("the configuration is not reloaded; nothing is changed applied_so_far=0 refused_so_far=1", 1)
+        .await;
     assert!(server.logged("\"worse\" limit must be 1 to 16, not 20 (file "));
     assert!(server.logged("\"worse\" max_wait must be a duration"));
     assert!(!exists(&server, "new").await);
     assert_eq!(server.status("db").await.limit, 4);
     // A file that is gone is a bad one, too.
     fs::remove_file(&file.path).unwrap();
-    server.until_logged("nothing is changed applied=0 refused=2", 1).await;
+    server.until_logged("nothing is changed applied_so_far=0 refused_so_far=2", 1).await;
     assert_eq!(server.status("db").await.limit, 4);
     file.replace(&(bulkhead("new", 1, "") + &db(6, "")));
-    server.until_logged("configuration reloaded changed=2 applied=1 refused=2", 1).await;
+    server.until_logged("configuration reloaded changed=2 applied_so_far=1 refused_so_far=2", 1).await;
     assert_eq!(server.status("db").await.limit, 6);
     drain_and_refill(&server, "new").await;
     drain_and_refill(&server, "db").await;

@@ -235,8 +235,13 @@ pub(crate) fn span(field: &'static str, value: Duration, least: Duration, most: 
     if (least..=most).contains(&value) {
         Ok(whole_millis(value))
     } else {
-        Err(Invalid { field, allowed: format!("{least:?} to {most:?}, not {value:?}") })
+        Err(Invalid { field, allowed: format!("{} to {}, not {}", shown(least), shown(most), shown(value)) })
     }
+}
+
+/// As people write it: whole seconds, or what is left in smaller units.
+fn shown(span: Duration) -> String {
+    if span.subsec_nanos() == 0 { format!("{}s", span.as_secs()) } else { format!("{span:?}") }
 }
 
 /// The rest below a millisecond is cut off.
@@ -273,7 +278,7 @@ mod tests {
         check(Draft { limit: Some(9), ceiling: Some(8), ..Draft::default() }, "limit", "1 to 8, not 9");
         check(Draft { ceiling: Some(2_000_000_000), ..Draft::default() }, "ceiling", "1 to 1000000000, not 2000000000");
         check(Draft { max_queued: Some(1_000_001), ..Draft::default() }, "max_queued", "0 to 1000000, not 1000001");
-        check(Draft { max_wait: Some(some(3601)), ..Draft::default() }, "max_wait", "0ns to 3600s, not 3601s");
+        check(Draft { max_wait: Some(some(3601)), ..Draft::default() }, "max_wait", "0s to 3600s, not 3601s");
         check(Draft { lease_ttl: Some(some(1)), ..Draft::default() }, "lease_ttl", "2s to 300s, not 1s");
         check(
             Draft { lease_ttl: Some(some(20)), max_lease_ttl: Some(some(15)), ..Draft::default() },
@@ -281,9 +286,9 @@ mod tests {
             "2s to 15s, not 20s",
         );
         check(Draft { max_lease_ttl: Some(some(301)), ..Draft::default() }, "max_lease_ttl", "10s to 300s, not 301s");
-        check(Draft { aging_step: Some(some(3601)), ..Draft::default() }, "aging_step", "0ns to 3600s, not 3601s");
-        check(Draft { min_retry_hint: Some(some(0)), ..Draft::default() }, "min_retry_hint", "1ms to 3600s, not 0ns");
-        check(Draft { max_retry_hint: Some(some(0)), ..Draft::default() }, "max_retry_hint", "50ms to 3600s, not 0ns");
-        check(Draft { ramp_step: Some(some(61)), ..Draft::default() }, "ramp_step", "0ns to 60s, not 61s");
+        check(Draft { aging_step: Some(some(3601)), ..Draft::default() }, "aging_step", "0s to 3600s, not 3601s");
+        check(Draft { min_retry_hint: Some(some(0)), ..Draft::default() }, "min_retry_hint", "1ms to 3600s, not 0s");
+        check(Draft { max_retry_hint: Some(some(0)), ..Draft::default() }, "max_retry_hint", "50ms to 3600s, not 0s");
+        check(Draft { ramp_step: Some(some(61)), ..Draft::default() }, "ramp_step", "0s to 60s, not 61s");
     }
 }

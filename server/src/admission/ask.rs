@@ -80,7 +80,11 @@ impl std::fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 pub(super) fn not_found(name: &str) -> Refused {
-    if name.is_empty() || name == DEFAULT {
+    if name.is_empty() {
+        let allowed = "given: the name of a bulkhead".into();
+        return Refused::early(Reason::InvalidField, name, Some(Invalid { field: "bulkhead", allowed }));
+    }
+    if name == DEFAULT {
         let allowed = format!("the name of a bulkhead: none is called {DEFAULT}");
         return Refused::early(Reason::InvalidField, name, Some(Invalid { field: "bulkhead", allowed }));
     }

@@ -61,6 +61,8 @@ pub(super) struct Section<'a> {
     pub(super) place: String,
     pub(super) keys: Keys,
     pub(super) lines: Vec<Line>,
+    /// Where the table begins: what is missing is missing there.
+    pub(super) header: Source,
     faults: &'a mut Vec<Fault>,
     known: Vec<&'static str>,
     sources: BTreeMap<&'static str, (Source, bool)>,
@@ -73,6 +75,7 @@ impl<'a> Section<'a> {
             place: place.into(),
             keys,
             lines: Vec::new(),
+            header: Source::Default,
             faults,
             known: Vec::new(),
             sources: BTreeMap::new(),
@@ -157,7 +160,11 @@ impl<'a> Section<'a> {
         if !self.faulty.insert(key) {
             return;
         }
-        let (source, inherited) = self.sources.get(key).cloned().unwrap_or((Source::Default, false));
+        let (source, inherited) = self.sources.get(key).cloned().unwrap_or_else(|| {
+            // What must be given and is not is missing from its table; else it is a default that does not fit.
+            let is_missing = allowed.starts_with("given");
+            (if is_missing { self.header.clone() } else { Source::Default }, false)
+        });
         let place = if inherited { format!("{} (by [defaults])", self.place) } else { self.place.clone() };
         self.faults.push(Fault { key: format!("{place} {key}"), problem: format!("must be {allowed}"), source });
     }

@@ -47,6 +47,7 @@ const HELD_TOGETHER: usize = 16 << 20;
 /// Reflection, and what an answer of its that nobody takes holds: whole descriptors, behind a channel of its own.
 const REFLECTION: &str = "/grpc.reflection.";
 const DESCRIPTORS: usize = 128 << 10;
+const OURS: &str = "/tidegate.v1.";
 const RENEWAL_STREAM: &str = "/tidegate.v1.AdmissionService/RenewLeases";
 /// How the paths begin that are answered however short memory is: they free some, keep what was granted (both forms of
 /// Renew), or tell that we live.
@@ -111,6 +112,8 @@ async fn others<S: NamedService>(_: &S) -> (HealthReporter, Routes) {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(tidegate_proto::v1::FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .with_service_name(S::NAME)
+            .with_service_name("grpc.health.v1.Health")
     };
     #[allow(clippy::expect_used)]
     let (v1, v1alpha) = (
@@ -142,6 +145,7 @@ where
             .strip_prefix('/')
             .and_then(|path| path.strip_prefix(S::NAME))
             .is_some_and(|rest| rest.starts_with('/'));
+        let is_elsewhere = !is_ours && path.starts_with(OURS);
         let is_reflection = path.starts_with(REFLECTION);
         let kind = Kind {
             beside: if is_reflection { DESCRIPTORS } else { 0 },
@@ -155,6 +159,8 @@ where
             } else if is_ours {
                 // Not by way of the routes, which box each call and its bodies once more.
                 service.clone().call(request)
+            } else if is_elsewhere {
+                Box::pin(std::future::ready(Ok(status::elsewhere().into_http()))) as Answer
             } else {
                 Box::pin(others.clone().call(request))
             }

@@ -74,6 +74,11 @@ pub(crate) fn too_slow(longest: Duration) -> Status {
     cap(format!("a request must arrive whole within {longest:?}"))
 }
 
+/// A call for a service of ours that this listener does not serve.
+pub(crate) fn elsewhere() -> Status {
+    Status::unimplemented("AdmissionService is served on [server] listen, AdminService on admin_listen")
+}
+
 fn cap(detail: String) -> Status {
     let mut refused = Refused::early(Reason::ServerCapReached, "", None);
     refused.refusal.detail = Some(detail.into());
@@ -84,18 +89,28 @@ fn cap(detail: String) -> Status {
 fn form(reason: Reason, bulkhead: &str, partition: &str, refusal: &Refusal) -> (Code, String) {
     let Refusal { limit, running, queued, invalid, detail, .. } = refusal;
     let field = invalid.as_ref().map(Invalid::to_string).unwrap_or_default();
+    // A free permit and no queue look wrong if nobody says that it is paused.
+    let paused = match detail.as_deref() {
+        None => String::new(),
+        Some("") => "; it is paused".into(),
+        Some(detail) => format!("; it is paused: {detail}"),
+    };
     match reason {
         Reason::ConcurrencyCapacityExhausted => (
             Code::ResourceExhausted,
-            format!("bulkhead {bulkhead:?} has no permit free ({running} of {limit} running, {queued} queued)"),
+            format!("bulkhead {bulkhead:?} has no permit free ({running} of {limit} running, {queued} queued){paused}"),
         ),
         Reason::QueueFull => (
             Code::ResourceExhausted,
-            format!("the queue of bulkhead {bulkhead:?} is full ({queued} queued, {running} of {limit} running)"),
+            format!(
+                "the queue of bulkhead {bulkhead:?} is full ({queued} queued, {running} of {limit} running){paused}"
+            ),
         ),
         Reason::WaitTimeout => (
             Code::ResourceExhausted,
-            format!("the wait for bulkhead {bulkhead:?} is over ({running} of {limit} running, {queued} queued)"),
+            format!(
+                "the wait for bulkhead {bulkhead:?} is over ({running} of {limit} running, {queued} queued){paused}"
+            ),
         ),
         Reason::Displaced => (
             Code::ResourceExhausted,

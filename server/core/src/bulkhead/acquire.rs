@@ -49,7 +49,7 @@ impl Bulkhead {
     fn check(&mut self, now: Instant, ask: &Acquire) -> Result<(), Refusal> {
         let ceiling = self.settings.ceiling();
         if !(1..=ceiling).contains(&ask.permits) {
-            let allowed = format!("1 to {ceiling}, not {}", ask.permits);
+            let allowed = format!("1 to {ceiling}, the ceiling of the bulkhead, not {}", ask.permits);
             return Err(self.invalid(now, Reason::PermitsExceedCeiling, Invalid { field: "permits", allowed }));
         }
         if let Some(ttl) = ask.ttl

@@ -24,7 +24,7 @@ impl Bulkhead {
             self.move_limit(now, limit);
             Ok(())
         } else {
-            Err(Invalid { field: "limit", allowed: format!("1 to {ceiling}, not {limit}") })
+            Err(Invalid { field: "limit", allowed: format!("1 to {ceiling}, its ceiling, not {limit}") })
         };
         self.grant_waiters(now, &mut effects);
         self.step(answer, effects)

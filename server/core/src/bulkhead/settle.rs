@@ -214,7 +214,12 @@ impl Bulkhead {
             None => None,
         };
         let Status { limit, running, queued, .. } = self.status();
-        let detail = (reason == Reason::BulkheadClosed).then(|| self.mode_detail.clone());
+        // Where nobody is let in, people are told why.
+        let is_told = match self.settings.mode() {
+            Mode::Paused => permits.is_some(),
+            Mode::Enforcing | Mode::Shadow | Mode::Closed => reason == Reason::BulkheadClosed,
+        };
+        let detail = is_told.then(|| self.mode_detail.clone());
         Refusal { reason, limit, running, queued, ramp: None, hint, invalid: None, detail }
     }
 }

@@ -198,8 +198,15 @@ impl Pair {
 
     pub fn refused(&self, refusal: &Refusal) -> Answer {
         let is_closed = refusal.reason == Reason::BulkheadClosed;
-        let detail = is_closed.then_some(self.oracle.detail.as_str());
-        assert_eq!(refusal.detail.as_deref(), detail, "core, then oracle: the operator's words");
+        // Those that a pause turns away are told of it by the mode that was: stories have them.
+        let of_a_pause = matches!(
+            refusal.reason,
+            Reason::WaitTimeout | Reason::ConcurrencyCapacityExhausted | Reason::QueueFull | Reason::Displaced
+        );
+        if !of_a_pause {
+            let detail = is_closed.then_some(self.oracle.detail.as_str());
+            assert_eq!(refusal.detail.as_deref(), detail, "core, then oracle: the operator's words");
+        }
         convert::refused(refusal)
     }
 

@@ -60,7 +60,7 @@ fn w07_a_limit_out_of_range_is_an_error_and_changes_nothing() {
         desk.queued(ask(1));
         for limit in [0, 5, u32::MAX] {
             let before = (desk.status(), desk.leases(), desk.core.next_deadline(), desk.core.settings().clone());
-            let allowed = format!("1 to 4, not {limit}");
+            let allowed = format!("1 to 4, its ceiling, not {limit}");
             assert_eq!(desk.set_limit(limit), Err(Invalid { field: "limit", allowed }));
             assert_eq!(before, (desk.status(), desk.leases(), desk.core.next_deadline(), desk.core.settings().clone()));
             assert_eq!(desk.others(), []);
@@ -77,9 +77,14 @@ fn r1_a_request_out_of_range_says_what_is_right_takes_nothing_and_leaves_its_id_
     check(Draft { ceiling: Some(4), max_lease_ttl: Some(seconds(20)), ..limit(4) }, |desk| {
         let request = Some(key(1));
         for (wrong, reason, field, allowed) in [
-            (ask(0), Reason::PermitsExceedCeiling, "permits", "1 to 4, not 0"),
-            (ask(5), Reason::PermitsExceedCeiling, "permits", "1 to 4, not 5"),
-            (ask(u32::MAX), Reason::PermitsExceedCeiling, "permits", "1 to 4, not 4294967295"),
+            (ask(0), Reason::PermitsExceedCeiling, "permits", "1 to 4, the ceiling of the bulkhead, not 0"),
+            (ask(5), Reason::PermitsExceedCeiling, "permits", "1 to 4, the ceiling of the bulkhead, not 5"),
+            (
+                ask(u32::MAX),
+                Reason::PermitsExceedCeiling,
+                "permits",
+                "1 to 4, the ceiling of the bulkhead, not 4294967295",
+            ),
             (Acquire { ttl: Some(millis(1999)), ..ask(1) }, Reason::InvalidField, "lease_ttl", "2s to 20s, not 1.999s"),
             (Acquire { ttl: Some(seconds(21)), ..ask(1) }, Reason::InvalidField, "lease_ttl", "2s to 20s, not 21s"),
         ] {

@@ -168,8 +168,11 @@ pub fn refused(refusal: &Refusal) -> String {
     };
     match (invalid, detail) {
         (Some(invalid), _) => format!("refused {name}: {invalid}"),
-        (None, Some(detail)) => format!("refused {name}: {detail}"),
-        (None, None) => format!("refused {name} (limit {limit}, running {running}, queued {queued}{partition})"),
+        (None, Some(detail)) if *reason == Reason::BulkheadClosed => format!("refused {name}: {detail}"),
+        (None, detail) => {
+            let paused = detail.as_ref().map(|detail| format!(", paused: {detail}")).unwrap_or_default();
+            format!("refused {name} (limit {limit}, running {running}, queued {queued}{partition}{paused})")
+        }
     }
 }
 

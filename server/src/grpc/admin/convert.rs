@@ -55,7 +55,10 @@ pub(super) fn mode(value: i32) -> Result<Mode, Invalid> {
 /// A mode that must be said.
 pub(super) fn new_mode(value: i32) -> Result<Mode, Invalid> {
     if value == v1::Mode::Unspecified as i32 {
-        return Err(Invalid { field: "mode", allowed: "given: ENFORCING, SHADOW, PAUSED or CLOSED".into() });
+        return Err(Invalid {
+            field: "mode",
+            allowed: "given: MODE_ENFORCING, MODE_SHADOW, MODE_PAUSED or MODE_CLOSED".into(),
+        });
     }
     mode(value)
 }
