@@ -76,7 +76,7 @@ impl Bulkhead {
             queue: Queue::new(limit),
             replay: Replay::default(),
             partitions: Partitions::new(),
-            rate: Rate::new(),
+            rate: Rate::default(),
             room: Room::default(),
             grants_resume: None,
             revert: None,

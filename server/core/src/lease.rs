@@ -49,6 +49,11 @@ impl Lease {
     pub(crate) fn counted_by_rule(&self) -> u32 {
         if self.marked { self.claim.permits } else { 0 }
     }
+
+    /// When it was granted, once for each of its permits.
+    fn granted(&self) -> u128 {
+        u128::from(self.granted_at.as_nanos()) * u128::from(self.claim.permits)
+    }
 }
 
 /// All live leases.
@@ -59,6 +64,8 @@ pub(crate) struct Leases {
     ends: Ends,
     running: u32,
     marked: u32,
+    /// The sum of when each of the permits was granted.
+    granted: u128,
     /// How far the leases' clock runs behind.
     forgiven: Duration,
     quiet_until: Instant,
@@ -73,6 +80,12 @@ impl Leases {
     /// The permits of those that the rule granted, or would have granted.
     pub(crate) fn marked(&self) -> u32 {
         self.marked
+    }
+
+    /// For how long they have run by now, on the average of permits.
+    pub(crate) fn age(&self, now: Instant) -> Duration {
+        let granted = self.granted.checked_div(u128::from(self.running));
+        granted.and_then(|at| u64::try_from(at).ok()).map_or(Duration::ZERO, |at| now.since(Instant::from_nanos(at)))
     }
 
     pub(crate) fn get(&self, slot: u32) -> &Lease {
@@ -98,6 +111,7 @@ impl Leases {
         let slot = self.vacant();
         self.running += lease.claim.permits;
         self.marked += lease.counted_by_rule();
+        self.granted += lease.granted();
         self.ends.insert(slot, now + lease.claim.ttl - self.forgiven);
         self.slots.insert(lease);
     }
@@ -107,6 +121,7 @@ impl Leases {
         let lease = self.slots.remove(slot as usize);
         self.running -= lease.claim.permits;
         self.marked -= lease.counted_by_rule();
+        self.granted -= lease.granted();
         lease
     }
 

@@ -1,89 +1,66 @@
-//! How fast permits are freed: the measure of retry hints.
+//! How soon permits are freed: the measure of retry hints.
+//!
+//! By Little's law as many permits run as are freed in a second times the seconds that each is held. So they are freed at
+//! the rate of those that run over how long they are held. Counted per second instead, idle time would count as well, and
+//! whoever is refused after a quiet minute would be told to come back in a minute.
 
 use std::time::Duration;
 
-use crate::time::Instant;
+/// How many permits of before weigh as much as those that have just ended: the latest dozen or two are what counts.
+const INERTIA: u128 = 7;
 
-/// The window, in seconds.
-const WINDOW: u64 = 30;
-const SECONDS: usize = 30;
-
-/// Permits freed in each of the last seconds.
-#[derive(Debug)]
+/// How long permits are held, on the average of those that ended lately.
+#[derive(Debug, Default)]
 pub(crate) struct Rate {
-    begin: Option<Instant>,
-    seconds: [u32; SECONDS],
-    /// The number of the latest second counted.
-    latest: u64,
+    held: Option<Duration>,
 }
 
 impl Rate {
-    pub(crate) fn new() -> Self {
-        Self { begin: None, seconds: [0; SECONDS], latest: 0 }
+    /// That many permits were freed, held for so long.
+    pub(crate) fn count(&mut self, held: Duration, permits: u32) {
+        let before = self.held.unwrap_or(held).as_nanos();
+        let permits = u128::from(permits);
+        let mean = (before * INERTIA + held.as_nanos() * permits) / (INERTIA + permits);
+        self.held = Some(nanos(mean));
     }
 
-    /// That many permits were freed.
-    pub(crate) fn count(&mut self, now: Instant, permits: u32) {
-        self.begin.get_or_insert(now);
-        self.forget(now);
-        let second = &mut self.seconds[Self::index(self.latest)];
-        *second = second.saturating_add(permits);
+    /// How long it takes to free that many permits while `running` run, and have run for `age` on the average; `None` if
+    /// none was freed yet, or none runs. They are held for at least as long as they have been.
+    pub(crate) fn time_for(&self, permits: u64, running: u32, age: Duration) -> Option<Duration> {
+        let held = self.held?.max(age).as_nanos();
+        Some(nanos((held * u128::from(permits)).checked_div(u128::from(running))?))
     }
+}
 
-    /// How long it takes to free that many permits at the rate of the window; `None` if none was freed in it.
-    pub(crate) fn time_for(&mut self, now: Instant, permits: u64) -> Option<Duration> {
-        self.forget(now);
-        let freed: u64 = self.seconds.iter().map(|&second| u64::from(second)).sum();
-        let window = now.since(self.begin?).clamp(Duration::from_secs(1), Duration::from_secs(WINDOW));
-        let nanos = (window.as_nanos() * u128::from(permits)).checked_div(u128::from(freed))?;
-        Some(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
-    }
-
-    /// Moves the window to `now`.
-    fn forget(&mut self, now: Instant) {
-        let second = now.as_nanos() / 1_000_000_000;
-        if second <= self.latest {
-            return;
-        }
-        for gone in (self.latest + 1)..=second.min(self.latest + WINDOW) {
-            self.seconds[Self::index(gone)] = 0;
-        }
-        self.latest = second;
-    }
-
-    #[allow(clippy::cast_possible_truncation)] // below WINDOW
-    fn index(second: u64) -> usize {
-        (second % WINDOW) as usize
-    }
+fn nanos(nanos: u128) -> Duration {
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn at(seconds: u64) -> Instant {
-        Instant::ORIGIN + Duration::from_secs(seconds)
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn what_runs_is_freed_at_the_pace_of_what_ended() {
+        let mut rate = Rate::default();
+        assert_eq!(rate.time_for(1, 1, SECOND), None);
+        rate.count(4 * SECOND, 2);
+        assert_eq!(rate.time_for(1, 0, SECOND), None);
+        assert_eq!(rate.time_for(3, 4, SECOND), Some(3 * SECOND));
+        // They have run for longer than those before them.
+        assert_eq!(rate.time_for(3, 4, 8 * SECOND), Some(6 * SECOND));
+        rate.count(12 * SECOND, 1);
+        assert_eq!(rate.time_for(1, 1, SECOND), Some(5 * SECOND), "an eighth of what is new");
+        rate.count(19 * SECOND, 7);
+        assert_eq!(rate.time_for(1, 1, SECOND), Some(12 * SECOND), "seven permits are as much as all before");
     }
 
     #[test]
-    fn a_steady_rate_is_measured_and_a_quiet_half_minute_forgets_it() {
-        let mut rate = Rate::new();
-        assert_eq!(rate.time_for(at(99), 1), None);
-        for second in 100..200 {
-            rate.count(at(second), 4);
-        }
-        assert_eq!(rate.time_for(at(199), 8), Some(Duration::from_secs(2)));
-        assert_eq!(rate.time_for(at(214), 8), Some(Duration::from_secs(4)));
-        assert_eq!(rate.time_for(at(229), 8), None);
-        rate.count(at(10_000), 3);
-        assert_eq!(rate.time_for(at(10_000), 3), Some(Duration::from_secs(30)));
-    }
-
-    #[test]
-    fn a_young_bulkhead_measures_over_its_own_age() {
-        let mut rate = Rate::new();
-        rate.count(at(100), 1);
-        rate.count(at(103), 1);
-        assert_eq!(rate.time_for(at(104), 2), Some(Duration::from_secs(4)));
+    fn numbers_out_of_this_world_are_no_more_than_the_longest() {
+        let mut rate = Rate::default();
+        rate.count(Duration::MAX, u32::MAX);
+        assert_eq!(rate.time_for(u64::MAX, 1, Duration::ZERO), Some(Duration::from_nanos(u64::MAX)));
     }
 }

@@ -131,9 +131,9 @@ impl Bulkhead {
     /// A lease ends; its permits are free. Answers what became of it: of a revoked one always that.
     pub(super) fn end(&mut self, now: Instant, slot: u32, fate: Fate) -> Fate {
         self.tell(slot);
-        let Lease { token, claim, revoked, .. } = self.remove_lease(now, slot);
+        let Lease { token, claim, revoked, granted_at, .. } = self.remove_lease(now, slot);
         let fate = if revoked { Fate::Revoked } else { fate };
-        self.rate.count(now, claim.permits);
+        self.rate.count(now.since(granted_at), claim.permits);
         self.totals.forgotten += self.ledger.end(now, token, fate, self.memory_beside(self.replay.remembered()));
         let answer = match fate {
             Fate::Expired => Release::Expired,
@@ -194,7 +194,7 @@ impl Bulkhead {
     }
 
     /// A refusal with the numbers of now, for one that asked for so many permits.
-    pub(super) fn refusal(&mut self, now: Instant, reason: Reason, asked: u32) -> Refusal {
+    pub(super) fn refusal(&self, now: Instant, reason: Reason, asked: u32) -> Refusal {
         let permits = match reason {
             Reason::ConcurrencyCapacityExhausted | Reason::WaitTimeout | Reason::Displaced => {
                 Some(self.queue.asked() + u64::from(asked))
@@ -205,7 +205,8 @@ impl Bulkhead {
         let hint = match permits {
             Some(permits) => {
                 let first_end = |leases: &crate::lease::Leases| leases.first_end().map(|end| end.since(now));
-                let hint = self.rate.time_for(now, permits).or_else(|| first_end(&self.leases)).unwrap_or(BLIND_HINT);
+                let measured = self.rate.time_for(permits, self.leases.running(), self.leases.age(now));
+                let hint = measured.or_else(|| first_end(&self.leases)).unwrap_or(BLIND_HINT);
                 Some(self.settings.clamp_hint(hint))
             }
             None if matches!(reason, Reason::ServerCapReached | Reason::Draining) => {

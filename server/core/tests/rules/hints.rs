@@ -6,12 +6,13 @@ use tidegate_core::{Acquire, Decision, Draft, OnCooldown, Priority, Reason};
 
 use super::desk::{Desk, NANO, ask, at, at_once, check, cooling, limit, millis, named, of, patient, seconds};
 
-/// One second after the other, up to that one, so many permits are taken and freed at once.
-fn busy(desk: &mut Desk, until: u64, permits: u32) {
-    for second in 1..=until {
+/// One second after the other, up to that one, so many permits are taken and held for so long.
+fn busy(desk: &mut Desk, until: u64, permits: u32, held: Duration) {
+    for second in 0..until {
         let token = desk.at(seconds(second)).granted(ask(permits));
-        desk.release(token);
+        desk.at(seconds(second) + held).release(token);
     }
+    desk.at(seconds(until));
 }
 
 fn hint(desk: &mut Desk, ask: Acquire) -> Option<Duration> {
@@ -19,72 +20,74 @@ fn hint(desk: &mut Desk, ask: Acquire) -> Option<Duration> {
 }
 
 #[test]
-fn no_permit_free_takes_what_the_queue_and_it_ask_for_at_the_rate_of_the_last_30_seconds() {
+fn no_permit_free_takes_what_the_queue_and_it_ask_for_at_the_pace_of_those_that_run() {
     check(limit(4), |desk| {
-        busy(desk, 40, 2);
+        busy(desk, 40, 2, seconds(1));
         desk.granted(ask(4));
-        assert_eq!(hint(desk, at_once(ask(3))), Some(millis(1500)));
+        // Four run, and each is held for a second.
+        assert_eq!(hint(desk, at_once(ask(3))), Some(millis(750)));
         desk.queued(ask(3));
         desk.queued(ask(1));
-        assert_eq!(hint(desk, at_once(ask(3))), Some(millis(3500)));
-        // Half a minute of which nothing was freed in the first 15 s, then 1 s: the rate falls, and what is left counts.
-        assert_eq!(hint(desk.at(millis(40_999)), at_once(ask(1))), Some(millis(2500)));
+        assert_eq!(hint(desk, at_once(ask(3))), Some(millis(1750)));
+        // These take longer than those before them.
+        assert_eq!(hint(desk.at(millis(41_600)), at_once(ask(1))), Some(seconds(2)));
     });
 }
 
 #[test]
-fn what_was_freed_longer_ago_than_30_seconds_does_not_count() {
-    check(Draft { max_lease_ttl: Some(seconds(300)), ..limit(4) }, |desk| {
-        busy(desk, 40, 2);
-        desk.granted(Acquire { ttl: Some(seconds(120)), ..ask(4) });
-        // Seconds 26 to 40 are left of the window: 30 permits in 30 s.
-        assert_eq!(hint(desk.at(seconds(55)), at_once(ask(3))), Some(seconds(3)));
-        assert_eq!(hint(desk.at(seconds(69)), at_once(ask(1))), Some(seconds(15)));
-        // None is left: the end of the lease, at 160 s, and at most a minute.
-        assert_eq!(hint(desk.at(seconds(70)), at_once(ask(1))), Some(seconds(60)));
-        assert_eq!(hint(desk.at(seconds(151)), at_once(ask(1))), Some(seconds(9)));
-    });
-}
-
-#[test]
-fn a_young_bulkhead_measures_since_its_first_freed_permit_but_not_less_than_a_second() {
+fn a_quiet_time_changes_nothing() {
     check(limit(4), |desk| {
-        let token = desk.at(seconds(100)).granted(ask(4));
-        desk.release(token);
+        busy(desk, 2, 2, seconds(1));
+        for quiet in [20, 40, 4000] {
+            let token = desk.at(seconds(quiet)).granted(ask(4));
+            assert_eq!(hint(desk, at_once(ask(3))), Some(millis(750)), "after {quiet} s");
+            desk.at(seconds(quiet + 1)).release(token);
+        }
+    });
+}
+
+#[test]
+fn the_first_that_ended_is_the_measure_and_later_ones_move_it() {
+    check(Draft { lease_ttl: Some(seconds(60)), ..limit(4) }, |desk| {
+        let token = desk.granted(ask(2));
+        desk.at(seconds(4)).release(token);
+        let token = desk.granted(ask(4));
+        assert_eq!(hint(desk, at_once(ask(3))), Some(seconds(3)));
+        // Four permits that were held for 15 s, beside seven of 4 s.
+        desk.at(seconds(19)).release(token);
         desk.granted(ask(4));
-        assert_eq!(hint(desk, at_once(ask(3))), Some(millis(750)));
-        assert_eq!(hint(desk.at(seconds(104)), at_once(ask(3))), Some(seconds(3)));
+        assert_eq!(hint(desk, at_once(ask(2))), Some(seconds(4)));
     });
 }
 
 #[test]
 fn an_ended_wait_and_a_displaced_one_take_the_same() {
     check(Draft { displace: Some(true), max_queued: Some(2), ..limit(4) }, |desk| {
-        busy(desk, 40, 1);
+        busy(desk, 40, 1, seconds(1));
         desk.granted(ask(4));
         desk.queued(ask(2));
         let waiter = desk.queued(Acquire { max_wait: Some(millis(500)), ..ask(3) });
         desk.at(millis(40_500)).advance();
         let refusal = desk.turned_away(waiter);
-        assert_eq!((refusal.reason, refusal.hint), (Reason::WaitTimeout, Some(seconds(5))));
+        assert_eq!((refusal.reason, refusal.hint), (Reason::WaitTimeout, Some(millis(1250))));
         let waiter = desk.queued(Acquire { priority: Priority::Sheddable, ..ask(4) });
         desk.queued(ask(1));
         let refusal = desk.turned_away(waiter);
-        assert_eq!((refusal.reason, refusal.hint), (Reason::Displaced, Some(seconds(6))));
+        assert_eq!((refusal.reason, refusal.hint), (Reason::Displaced, Some(millis(1500))));
         // Past its deadline on arrival, too: the queue asks for three, and it for one.
         let late = Acquire { deadline: Some(desk.now), ..ask(1) };
-        assert_eq!(hint(desk, late), Some(seconds(4)));
+        assert_eq!(hint(desk, late), Some(seconds(1)));
     });
 }
 
 #[test]
-fn a_full_queue_takes_one_permit_at_that_rate_whatever_the_queue_asks_for() {
+fn a_full_queue_takes_one_permit_at_that_pace_whatever_the_queue_asks_for() {
     check(Draft { max_queued: Some(1), ..limit(4) }, |desk| {
-        busy(desk, 40, 2);
+        busy(desk, 40, 2, seconds(1));
         desk.granted(ask(4));
         desk.queued(ask(4));
         let refusal = desk.refused(ask(3));
-        assert_eq!((refusal.reason, refusal.hint), (Reason::QueueFull, Some(millis(500))));
+        assert_eq!((refusal.reason, refusal.hint), (Reason::QueueFull, Some(millis(250))));
     });
 }
 
@@ -123,11 +126,11 @@ fn what_is_measured_is_clamped() {
         assert_eq!(hint(desk.at(seconds(10) - NANO), at_once(ask(1))), Some(millis(200)));
     });
     check(draft, |desk| {
-        busy(desk, 40, 4);
+        busy(desk, 40, 4, seconds(1));
         desk.granted(ask(4));
         (0..8).for_each(|_| assert!(matches!(desk.acquire(ask(1)), Decision::Queued(_))));
         assert_eq!(desk.refused(ask(1)).hint, Some(millis(250)));
-        // 12 permits at 4 in a second.
+        // 12 permits at 4 in a second: 3 s.
         assert_eq!(hint(desk, at_once(ask(4))), Some(seconds(2)));
     });
 }
@@ -135,20 +138,21 @@ fn what_is_measured_is_clamped() {
 #[test]
 fn held_by_the_ramp_takes_at_least_the_next_step() {
     check(limit(8), |desk| {
-        busy(desk, 40, 8);
+        busy(desk, 40, 8, millis(125));
         desk.granted(of("a"));
         let ramped = |ask: Acquire| at_once(Acquire { cooldown: Some(at(seconds(40))), ..ask });
-        // 125 ms at the measured rate.
+        // One runs, for 300 ms by now.
         let refusal = desk.at(millis(40_300)).refused(ramped(of("a")));
         assert_eq!((refusal.reason, refusal.ramp), (Reason::ConcurrencyCapacityExhausted, Some(1)));
         assert_eq!(refusal.hint, Some(millis(700)));
         let refusal = desk.at(millis(41_300)).refused(ramped(Acquire { permits: 4, ..of("a") }));
-        assert_eq!((refusal.ramp, refusal.hint), (Some(2), Some(millis(700))));
-        // More than a step at the measured rate: 8 wait, 8 are asked for, and the rate is 232 in 30 s.
+        // More than a step: four permits like the one that has run for 1.3 s.
+        assert_eq!((refusal.ramp, refusal.hint), (Some(2), Some(millis(5200))));
+        // Less than one: 8 wait, 8 are asked for, and 8 run, on the average for 162.5 ms.
         desk.granted(ask(7));
         desk.queued(ask(8));
         let refusal = desk.refused(ramped(Acquire { permits: 8, ..of("a") }));
-        assert_eq!(refusal.hint, Some(Duration::from_nanos(16 * 30_000_000_000 / 232)));
+        assert_eq!(refusal.hint, Some(millis(700)));
         // Another partition is not held by it.
         assert_eq!(desk.refused(at_once(of("b"))).ramp, None);
     });
