@@ -112,7 +112,7 @@ async fn w07_the_limit_moves_and_lowering_keeps_back_permits() {
     drop(waiter.await.unwrap().unwrap());
     for wrong in [0, 5] {
         let Err(Error::Invalid { field, allowed }) = db.set_limit(wrong) else { panic!("{wrong} is out of range") };
-        assert_eq!((field, allowed), ("limit", format!("1 to 4, not {wrong}")));
+        assert_eq!((field, allowed), ("limit", format!("1 to 4, its ceiling, not {wrong}")));
     }
     assert_eq!(db.status().limit, 1, "unchanged");
 }
@@ -402,5 +402,5 @@ async fn bad_values_name_the_field_and_its_range() {
     assert_eq!((field, &allowed[..]), ("limit", "1 to 1000000000, not 0"));
     let refused = local(2).with_permits(3).acquire().await.unwrap_err();
     assert_eq!(refused.reason(), "PERMITS_EXCEED_CEILING");
-    assert!(refused.to_string().contains("permits must be 1 to 2, not 3; ask for fewer"), "{refused}");
+    assert!(refused.to_string().contains("permits must be 1 to 2, the ceiling of the bulkhead, not 3; ask for fewer"), "{refused}");
 }
