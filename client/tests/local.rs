@@ -402,5 +402,8 @@ async fn bad_values_name_the_field_and_its_range() {
     assert_eq!((field, &allowed[..]), ("limit", "1 to 1000000000, not 0"));
     let refused = local(2).with_permits(3).acquire().await.unwrap_err();
     assert_eq!(refused.reason(), "PERMITS_EXCEED_CEILING");
-    assert!(refused.to_string().contains("permits must be 1 to 2, the ceiling of the bulkhead, not 3; ask for fewer"), "{refused}");
+    assert!(
+        refused.to_string().contains("permits must be 1 to 2, the ceiling of the bulkhead, not 3; ask for fewer"),
+        "{refused}"
+    );
 }

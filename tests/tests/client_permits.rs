@@ -341,7 +341,10 @@ async fn every_misuse_says_what_to_do() {
     assert_eq!(unknown.reason(), "BULKHEAD_NOT_FOUND");
     assert!(unknown.to_string().contains("define it"), "{unknown}");
     let too_many = db.with_permits(2).acquire().await.unwrap_err();
-    assert!(too_many.to_string().contains("permits must be 1 to 1, not 2; ask for fewer"), "{too_many}");
+    assert!(
+        too_many.to_string().contains("permits must be 1 to 1, the ceiling of the bulkhead, not 2; ask for fewer"),
+        "{too_many}"
+    );
 
     let nobody = Client::connect("http://127.0.0.1:1").await.unwrap_err();
     assert_eq!(nobody.reason(), "UNREACHABLE");
