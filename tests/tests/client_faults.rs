@@ -373,9 +373,9 @@ async fn an_operators_revocation_is_told_at_once() {
     drain_and_refill(&server, "db").await;
 }
 
-/// A client that works without its server after a second of silence.
-async fn open_after_a_second(address: SocketAddr) -> Client {
-    let builder = Client::builder(format!("http://{address}")).grace(SECOND);
+/// A client that works without its server after such a silence.
+async fn open_after(grace: Duration, address: SocketAddr) -> Client {
+    let builder = Client::builder(format!("http://{address}")).grace(grace);
     builder.fallback(Fallback::Open, Duration::from_mins(1)).connect().await.unwrap()
 }
 
@@ -395,7 +395,7 @@ async fn what_impatient_callers_meet_adds_up_to_a_fallback() {
     in_time(5 * SECOND, async || {
         let server = Server::start("[server]\ndrain_grace='1m'\n[[bulkhead]]\nname='db'\nlimit=1\nlease_ttl='1m'\n");
         let _held = server.client().await.take("db").await;
-        let client = open_after_a_second(server.admission_address()).await;
+        let client = open_after(SECOND, server.admission_address()).await;
         server.ask_to_end();
         server.until_logged("draining", 1).await;
         let draining = falls_back(&client.bulkhead("db").with_timeout(SECOND / 5)).await;
@@ -405,7 +405,7 @@ async fn what_impatient_callers_meet_adds_up_to_a_fallback() {
         let server = Server::start(SHORT);
         let _held = server.client().await.take("db").await;
         let proxy = Proxy::start(server.admission_address()).await;
-        let client = open_after_a_second(proxy.address()).await;
+        let client = open_after(SECOND, proxy.address()).await;
         proxy.set(Faults::BLACK_HOLE);
         draining.max(falls_back(&client.bulkhead("db").with_timeout(SECOND / 5)).await)
     })
@@ -417,7 +417,7 @@ async fn an_overdue_answer_has_the_connection_asked_for_a_sign_of_life() {
     in_time(4 * SECOND, async || {
         let server = Server::start(SHORT);
         let proxy = Proxy::start(server.admission_address()).await;
-        let client = open_after_a_second(proxy.address()).await;
+        let client = open_after(SECOND, proxy.address()).await;
         let db = client.bulkhead("db");
         proxy.set(Faults::BLACK_HOLE);
         falls_back(&db.with_max_wait(Duration::ZERO)).await;
@@ -433,7 +433,7 @@ async fn an_overdue_answer_has_the_connection_asked_for_a_sign_of_life() {
 async fn one_who_waited_long_has_patience_with_a_drain() {
     let server = Server::start("[server]\ndrain_grace='1m'\n[[bulkhead]]\nname='db'\nlimit=1\nlease_ttl='1m'\n");
     let _held = server.client().await.take("db").await;
-    let client = open_after_a_second(server.admission_address()).await;
+    let client = open_after(SECOND, server.admission_address()).await;
     let db = client.bulkhead("db");
     let waiting = tokio::spawn(async move { db.acquire().await });
     server.until("db", |now| now.queued == 1).await;
@@ -449,7 +449,7 @@ async fn a_reconnect_of_a_crowded_client_starts_no_fallback() {
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_queued=1000\nmax_wait='60s'\nlease_ttl='1m'\n");
     let _held = server.client().await.take("db").await;
     let proxy = Proxy::start(server.admission_address()).await;
-    let client = open_after_a_second(proxy.address()).await;
+    let client = open_after(3 * SECOND, proxy.address()).await;
     // As many as may wait, and some for whom there is no place.
     let waits: Vec<_> = (0..420)
         .map(|_| {
@@ -458,7 +458,8 @@ async fn a_reconnect_of_a_crowded_client_starts_no_fallback() {
         })
         .collect();
     server.until("db", |now| now.queued == 400).await;
-    tokio::time::sleep(3 * SECOND / 2).await;
+    // All have waited for longer than that.
+    tokio::time::sleep(4 * SECOND).await;
     let waited = server.status("db").await.waited;
     proxy.reset();
     server.until("db", |now| now.queued == 400 && now.waited >= waited + 400).await;
@@ -473,7 +474,7 @@ async fn a_second_connection_that_cannot_be_had_starts_no_fallback() {
     // This one and the client's first are all there may be.
     let holder = server.client().await;
     let _held = holder.take("db").await;
-    let client = open_after_a_second(server.admission_address()).await;
+    let client = open_after(SECOND, server.admission_address()).await;
     let waits: Vec<_> = (0..200)
         .map(|_| {
             let db = client.bulkhead("db");

@@ -14,6 +14,9 @@ use crate::quiet::Quiet;
 /// The most changes that are remembered.
 const REMEMBERED: usize = 10_000;
 
+/// What the log tells of a bulkhead that was made or is gone: all else is in the audit.
+const IN_SHORT: [&str; 3] = ["limit", "settings.ceiling", "settings.mode"];
+
 /// Somebody changes something. The default: the server itself, whatever was there before.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Change<'a> {
@@ -91,6 +94,11 @@ pub(super) struct Audit {
     quiet: Quiet,
 }
 
+/// What is empty is not told.
+fn some(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
+}
+
 impl Audit {
     /// Remembers a change of a bulkhead.
     pub(super) fn bulkhead(&self, change: Change<'_>, bulkhead: Arc<str>, changes: Vec<AuditChange>) {
@@ -107,8 +115,13 @@ impl Audit {
         // A reload may change thousands; what people do is all told.
         let is_by_file = actor == Change::file().actor;
         if let Some(held_back) = if is_by_file { self.quiet.pass() } else { Some(0) } {
-            let changes: Vec<_> = changes.iter().map(ToString::to_string).collect();
-            info!(action, actor, %bulkhead, partition, detail, changes = changes.join(", "), held_back, "changed");
+            let is_made = changes.iter().all(|change| change.before.is_empty());
+            let is_gone = changes.iter().all(|change| change.after.is_empty());
+            let told = changes.iter().filter(|change| !(is_made || is_gone) || IN_SHORT.contains(&change.field));
+            let told: Vec<_> = told.map(ToString::to_string).collect();
+            let (bulkhead, partition, detail) = (some(&bulkhead), some(partition), some(detail));
+            let held_back = (held_back > 0).then_some(held_back);
+            info!(action, actor, bulkhead, partition, detail, changes = some(&told.join(", ")), held_back, "changed");
         }
         let mut events = self.events.lock();
         let id = events.back().map_or(1, |last| last.id + 1);
