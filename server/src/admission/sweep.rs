@@ -15,6 +15,8 @@ use super::{Admission, Cell};
 const ROUND: Duration = Duration::from_secs(1);
 /// The most cells visited before others get the processor.
 const BATCH: usize = 256;
+/// So much memory is large to the allocator: freed, it has it look whether anything is to be given back.
+const PUFF: usize = 1 << 20;
 /// Less room in a map than this is not worth it.
 const SPARE: usize = 4096;
 
@@ -47,6 +49,8 @@ impl Admission {
                 }
                 cells = due;
             }
+            // What was freed a second ago goes back to the system only when something large is freed, and not by itself.
+            drop(std::hint::black_box(Vec::<u8>::with_capacity(PUFF)));
         }
     }
 
