@@ -409,3 +409,16 @@ async fn r13_a_template_makes_a_bulkhead_for_each_name() {
     drain_and_refill(&server, "made/a").await;
     drain_and_refill(&server, "db").await;
 }
+
+#[tokio::test]
+async fn a_pause_and_the_wrong_listener_are_told_in_words() {
+    let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\n");
+    set_mode(&server, "db", v1::Mode::Paused).await;
+    let client = server.client().await;
+    let status = client.acquire(v1::AcquireRequest { max_wait: seconds(0), ..ask("db") }).await.unwrap_err();
+    assert!(status.message().ends_with("(0 of 1 running, 0 queued); it is paused: moved away"), "{status:?}");
+    let elsewhere = Client::connect(server.admin_address()).await;
+    let status = elsewhere.acquire(ask("db")).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unimplemented);
+    assert!(status.message().starts_with("AdmissionService is served on [server] listen,"), "{status:?}");
+}
