@@ -10,6 +10,7 @@ use tidegate_client::{Bulkhead, Client, Error, Fallback, LeaseState, Loss, Permi
 use tidegate_tests::{
     Faults, Instant, PATIENCE, Proxy, Server, Way, drain_and_refill, exercised, in_time, seconds, size, v1,
 };
+use tokio::task::JoinHandle;
 
 const SECOND: Duration = Duration::from_secs(1);
 /// By when a client is back after a fault has ended.
@@ -444,6 +445,15 @@ async fn one_who_waited_long_has_patience_with_a_drain() {
     assert!(start.elapsed() >= SECOND, "after {:?}", start.elapsed());
 }
 
+/// So many calls of a client at once.
+fn crowd(client: &Client, count: usize) -> Vec<JoinHandle<Result<Permit, Error>>> {
+    let ask = |_| {
+        let db = client.bulkhead("db");
+        tokio::spawn(async move { db.acquire().await })
+    };
+    (0..count).map(ask).collect()
+}
+
 #[tokio::test]
 async fn a_reconnect_of_a_crowded_client_starts_no_fallback() {
     let server = Server::start("[[bulkhead]]\nname='db'\nlimit=1\nmax_queued=1000\nmax_wait='60s'\nlease_ttl='1m'\n");
@@ -451,12 +461,7 @@ async fn a_reconnect_of_a_crowded_client_starts_no_fallback() {
     let proxy = Proxy::start(server.admission_address()).await;
     let client = open_after(3 * SECOND, proxy.address()).await;
     // As many as may wait, and some for whom there is no place.
-    let waits: Vec<_> = (0..420)
-        .map(|_| {
-            let db = client.bulkhead("db");
-            tokio::spawn(async move { db.acquire().await })
-        })
-        .collect();
+    let waits = crowd(&client, 420);
     server.until("db", |now| now.queued == 400).await;
     // All have waited for longer than that.
     tokio::time::sleep(4 * SECOND).await;
@@ -475,12 +480,7 @@ async fn a_second_connection_that_cannot_be_had_starts_no_fallback() {
     let holder = server.client().await;
     let _held = holder.take("db").await;
     let client = open_after(SECOND, server.admission_address()).await;
-    let waits: Vec<_> = (0..200)
-        .map(|_| {
-            let db = client.bulkhead("db");
-            tokio::spawn(async move { db.acquire().await })
-        })
-        .collect();
+    let waits = crowd(&client, 200);
     server.until("db", |now| now.queued == 200).await;
     let start = Instant::now();
     let error = client.bulkhead("db").with_max_wait(3 * SECOND).acquire().await.unwrap_err();

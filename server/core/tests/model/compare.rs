@@ -198,15 +198,19 @@ impl Pair {
 
     pub fn refused(&self, refusal: &Refusal) -> Answer {
         let is_closed = refusal.reason == Reason::BulkheadClosed;
-        // Those that a pause turns away are told of it by the mode that was: stories have them.
         let of_a_pause = matches!(
             refusal.reason,
             Reason::WaitTimeout | Reason::ConcurrencyCapacityExhausted | Reason::QueueFull | Reason::Displaced
         );
-        if !of_a_pause {
-            let detail = is_closed.then_some(self.oracle.detail.as_str());
-            assert_eq!(refusal.detail.as_deref(), detail, "core, then oracle: the operator's words");
-        }
+        let now = (self.oracle.rules.mode, self.oracle.detail.clone());
+        // A step that changes the mode settles first what was due under the one before.
+        let told = [&self.mode, &now].map(|(mode, detail)| {
+            let is_told = if of_a_pause { *mode == Mode::Paused } else { is_closed };
+            is_told.then_some(detail.as_str())
+        });
+        let allowed = if of_a_pause { &told[..] } else { &told[1..] };
+        let detail = refusal.detail.as_deref();
+        assert!(allowed.contains(&detail), "core, then oracle: the operator's words, {detail:?}, {allowed:?}");
         convert::refused(refusal)
     }
 

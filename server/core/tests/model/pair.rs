@@ -33,6 +33,8 @@ pub struct Pair {
     /// What may run after this step: the limit before or after it, or what ran before.
     pub may_run: u32,
     pub refused: BTreeMap<Reason, u64>,
+    /// The mode before this step, and the operator's words.
+    pub mode: (Mode, String),
     pub tally: Tally,
     /// Tells each step on stderr.
     pub loud: bool,
@@ -57,6 +59,7 @@ impl Pair {
             floors: Vec::new(),
             may_run: 0,
             refused: BTreeMap::new(),
+            mode: (Mode::Enforcing, String::new()),
             tally: Tally::default(),
             loud,
         }
@@ -90,6 +93,7 @@ impl Pair {
         }
         let reverted = self.oracle.revert.filter(|&(at, _)| at <= self.now).map_or(0, |(_, limit)| limit);
         self.may_run = self.oracle.limit.max(self.oracle.leases.running()).max(reverted);
+        self.mode = (self.oracle.rules.mode, self.oracle.detail.clone());
         // The shell tells it before each call; only the first time counts.
         self.core.forgive(self.stall);
         self.settled = self.now;
