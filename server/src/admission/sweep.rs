@@ -34,7 +34,10 @@ impl Admission {
         let mut rounds = tokio::time::interval(ROUND);
         rounds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            rounds.tick().await;
+            // What was freed a second ago goes back to the system only when something large is freed, and not by itself.
+            while tokio::time::timeout(ROUND / 4, rounds.tick()).await.is_err() {
+                drop(std::hint::black_box(Vec::<u8>::with_capacity(PUFF)));
+            }
             self.cooldowns.sweep(self.clock.now());
             shrink(&self.cells);
             shrink(&self.incarnations);
@@ -49,8 +52,6 @@ impl Admission {
                 }
                 cells = due;
             }
-            // What was freed a second ago goes back to the system only when something large is freed, and not by itself.
-            drop(std::hint::black_box(Vec::<u8>::with_capacity(PUFF)));
         }
     }
 
